@@ -1,0 +1,35 @@
+"""Every error this library raises of its own, in one place.
+
+All derive from :class:`AmpScriptError`, so that a caller can catch the library's refusals without
+catching anything else. Errors that stand for a wrong argument also derive from the built-in type
+that torch raises in the same place (``ValueError``, ``TypeError``, ``RuntimeError``).
+"""
+
+from __future__ import annotations
+
+
+class AmpScriptError(Exception):
+    """Base of every error that is raised by this library alone."""
+
+
+class LoweringError(AmpScriptError, RuntimeError):
+    """A program that cannot be lowered to explicit casts without differing from eager autocast.
+
+    Attributes:
+        operator: qualified name of what could not be lowered, such as ``"aten::binary_cross_entropy"``.
+        reason: why, in one sentence.
+        source: the user's source line as ``file:line: text``, or ``""`` where TorchScript kept none.
+        advice: what to do instead.
+    """
+
+    def __init__(self, operator: str, reason: str, *, source: str = "", advice: str = "") -> None:
+        self.operator = operator
+        self.reason = reason
+        self.source = source
+        self.advice = advice
+        lines = [f"cannot lower {operator}: {reason}"]
+        if source:
+            lines.append(f"  at {source}")
+        if advice:
+            lines.append(f"  instead: {advice}")
+        super().__init__("\n".join(lines))

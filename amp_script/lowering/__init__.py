@@ -1,0 +1,1 @@
+"""TorchScript graph passes that turn autocast regions into explicit casts."""
