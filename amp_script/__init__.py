@@ -1,1 +1,5 @@
 """Automatic mixed precision, exact for TorchScript."""
+
+from amp_script.jit_state import jit_autocast_pass
+
+__all__ = ["jit_autocast_pass"]
