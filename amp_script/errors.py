@@ -33,3 +33,21 @@ class LoweringError(AmpScriptError, RuntimeError):
         if advice:
             lines.append(f"  instead: {advice}")
         super().__init__("\n".join(lines))
+
+
+class UnknownPolicyError(AmpScriptError, LookupError):
+    """An operator that the installed torch autocasts on a device, in a way no table records.
+
+    Attributes:
+        operator: qualified name with overload, such as ``"aten::conv1d.padding"``.
+        device_type: device type of the region, such as ``"cpu"``.
+    """
+
+    def __init__(self, operator: str, device_type: str) -> None:
+        self.operator = operator
+        self.device_type = device_type
+        super().__init__(
+            f"the installed torch autocasts {operator} on {device_type!r}, and amp-script does not "
+            f"know how: say so with amp_script.policy.register({operator!r}, ...), after "
+            "`amp-script doctor --policies` has shown what this torch does"
+        )
