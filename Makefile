@@ -1,0 +1,66 @@
+# Two commands do everything from a clean clone: `make demo` and `make test`.
+# Each makes the virtual environment in .venv first, where it is missing or out of date.
+
+PYTHON ?= python3
+# pytest's processes. Each test process runs torch on one thread, which is fastest for small tensors.
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ENCODER := examples/demo/encoder.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test install lint types unit format bench build clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+demo: $(INSTALLED) ## Freeze a real sentence encoder to bfloat16, run it, compare it
+	@echo "==> freezing $(ENCODER):sentence_encoder with amp-script"
+	@mkdir -p demo-output
+	$(BIN)/amp-script freeze $(ENCODER):sentence_encoder --inputs $(ENCODER):example_inputs \
+		--output demo-output/minilm-bfloat16.pt --force
+	@echo "==> loading the file with torch.jit.load, and comparing"
+	$(BIN)/python examples/demo/compare.py demo-output/minilm-bfloat16.pt
+
+test: lint types unit ## Lint, check types and run all tests
+
+install: $(INSTALLED) ## Make the virtual environment
+
+lint: $(INSTALLED) ## Check style and format
+	@echo "==> ruff: style and format"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## Check types
+	@echo "==> mypy: types"
+	@$(BIN)/mypy
+
+unit: $(INSTALLED) ## Run the tests alone
+	@echo "==> pytest: $(JOBS) processes"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS)
+
+format: $(INSTALLED) ## Rewrite the code in the project's format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## Run every benchmark, the figures of the README among them
+	@for benchmark in benchmarks/*.py; do \
+		echo "==> $$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
+
+build: $(INSTALLED) ## Build the wheel and the source archive into dist/
+	@$(BIN)/python -m hatchling build
+
+clean: ## Remove what these commands made
+	rm -rf $(VENV) dist build demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than Python 3.10: name another, as in make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || \
+		{ echo "==> making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "==> installing the project and what it needs, about a minute"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	@touch $@
