@@ -51,3 +51,23 @@ class UnknownPolicyError(AmpScriptError, LookupError):
             f"know how: say so with amp_script.policy.register({operator!r}, ...), after "
             "`amp-script doctor --policies` has shown what this torch does"
         )
+
+
+class InputError(AmpScriptError, RuntimeError):
+    """A call whose inputs are not those that a frozen program was made for; names each of them."""
+
+
+class ArtifactError(AmpScriptError, RuntimeError):
+    """A file that cannot be loaded or written.
+
+    Attributes:
+        path: the file.
+        reason: what is wrong with it, in one sentence.
+        advice: what to do instead, or ``""``.
+    """
+
+    def __init__(self, path: str, reason: str, advice: str = "") -> None:
+        self.path = path
+        self.reason = reason
+        self.advice = advice
+        super().__init__(f"{path}: {reason}" + (f". {advice}" if advice else ""))
