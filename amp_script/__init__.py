@@ -1,7 +1,6 @@
 """Automatic mixed precision, exact for TorchScript."""
 
 from amp_script.artifact import load, save
-from amp_script.frozen import FrozenModule
 from amp_script.jit_state import jit_autocast_pass
 
-__all__ = ["FrozenModule", "jit_autocast_pass", "load", "save"]
+__all__ = ["jit_autocast_pass", "load", "save"]
