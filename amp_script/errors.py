@@ -7,9 +7,18 @@ that torch raises in the same place (``ValueError``, ``TypeError``, ``RuntimeErr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amp_script.verification import VerificationReport
+
 
 class AmpScriptError(Exception):
     """Base of every error that is raised by this library alone."""
+
+
+class UsageError(AmpScriptError):
+    """A command line that cannot be understood; the command ends with exit code 2."""
 
 
 class LoweringError(AmpScriptError, RuntimeError):
@@ -71,3 +80,41 @@ class ArtifactError(AmpScriptError, RuntimeError):
         self.reason = reason
         self.advice = advice
         super().__init__(f"{path}: {reason}" + (f". {advice}" if advice else ""))
+
+
+class StructureError(AmpScriptError, TypeError):
+    """An input or output that is no structure of tensors.
+
+    Attributes:
+        path: the place of the part that cannot be taken, such as ``"output.cache"``.
+        type: the part's type.
+    """
+
+    def __init__(self, path: str, type: type, reason: str = "") -> None:
+        self.path = path
+        self.type = type
+        super().__init__(
+            f"{path} is a {type.__module__}.{type.__qualname__}: "
+            + (reason or "expected a tensor, None, a number or string, or a tuple, list, mapping ")
+            + ("" if reason else "with string keys, named tuple or dataclass of them")
+        )
+
+
+class TracingError(AmpScriptError, RuntimeError):
+    """A model, or the inputs given with it, that cannot be traced and frozen exactly."""
+
+
+class TracingWarning(UserWarning):
+    """A trace that may not hold for other inputs; shows the lines of the model that say so."""
+
+
+class VerificationError(AmpScriptError, AssertionError):
+    """A program that is not what eager autocast is.
+
+    Attributes:
+        report: the :class:`amp_script.verification.VerificationReport`.
+    """
+
+    def __init__(self, report: VerificationReport) -> None:
+        self.report = report
+        super().__init__(str(report))
