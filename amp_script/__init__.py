@@ -2,5 +2,7 @@
 
 from amp_script.artifact import load, save
 from amp_script.jit_state import jit_autocast_pass
+from amp_script.tracing import trace_and_freeze
+from amp_script.verification import verify
 
-__all__ = ["jit_autocast_pass", "load", "save"]
+__all__ = ["jit_autocast_pass", "load", "save", "trace_and_freeze", "verify"]

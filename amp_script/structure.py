@@ -1,0 +1,411 @@
+"""Nested inputs and outputs: taken apart to tensors, rebuilt, and written as TorchScript.
+
+Tracing knows tensors; programs take and return tuples, dictionaries and objects. A value is taken
+apart into its tensors and a :class:`Structure`, the tree that says where each tensor was. From the
+structure of a call and of its result comes the TorchScript source of a ``forward`` that has the
+program's own argument names, takes the nested inputs apart, calls the traced tensors-to-tensors
+method and builds the result.
+
+TorchScript's dictionaries and lists hold values of one type. A dictionary of several types is
+returned as a named tuple whose type name begins with :data:`MAPPING_PREFIX`; :func:`from_script`
+turns it into a dictionary for callers in Python. Objects such as a dataclass or the model outputs
+of ``transformers`` become dictionaries.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import keyword
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import GenericAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from amp_script.errors import StructureError
+
+__all__ = [
+    "MAPPING_PREFIX",
+    "Constant",
+    "Container",
+    "Structure",
+    "TensorLeaf",
+    "flatten",
+    "forward_source",
+    "from_script",
+    "leaves",
+    "unflatten",
+]
+
+MAPPING_PREFIX: Final = "MappingOf"
+"""Begins the type name of each named tuple that stands for a dictionary."""
+
+Kind = Literal["tuple", "namedtuple", "list", "mapping"]
+Key: TypeAlias = "str | int"
+
+
+@dataclass(frozen=True)
+class TensorLeaf:
+    """A tensor's place.
+
+    Attributes:
+        path: such as ``"batch['ids']"`` or ``"output[0]"``.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is no tensor, and that a trace holds fast.
+
+    Attributes:
+        path: the value's place.
+        value: None, or an int, float, bool or str.
+    """
+
+    path: str
+    value: object
+
+
+@dataclass(frozen=True)
+class Container:
+    """A tuple, list, mapping or object with its parts in order.
+
+    Attributes:
+        path: the container's place.
+        kind: what it is in TorchScript, before any change that TorchScript's types force.
+        name: the Python type's name.
+        keys: names or numbers of the parts.
+        parts: structures of the parts.
+        rebuild: makes a container like the example from new parts.
+    """
+
+    path: str
+    kind: Kind
+    name: str
+    keys: tuple[Key, ...]
+    parts: tuple[Structure, ...]
+    rebuild: Callable[[Sequence[object]], object] = field(compare=False, repr=False)
+
+
+Structure: TypeAlias = "TensorLeaf | Constant | Container"
+
+
+def flatten(value: object, path: str) -> tuple[list[torch.Tensor], Structure]:
+    """Take a value apart.
+
+    Args:
+        value: a tensor, None, a number, bool or string, or a tuple, list, mapping, named tuple,
+            dataclass or ``transformers`` model output of such values.
+        path: the value's name, with which the paths inside it begin.
+
+    Returns:
+        The tensors in order, and the structure that they were in.
+
+    Raises:
+        StructureError: a part is something else; the error names its path and type.
+    """
+    if isinstance(value, torch.Tensor):
+        return [value], TensorLeaf(path)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return [], Constant(path, value)
+    opened = next((rule.open(value) for rule in _RULES if rule.matches(value)), None)
+    if opened is None:
+        raise StructureError(path, type(value))
+    tensors: list[torch.Tensor] = []
+    parts: list[Structure] = []
+    for key, item in zip(opened.keys, opened.values, strict=True):
+        inside = f"{path}.{key}" if opened.kind == "namedtuple" else f"{path}[{key!r}]"
+        found, structure = flatten(item, inside)
+        tensors += found
+        parts.append(structure)
+    container = Container(
+        path, opened.kind, type(value).__name__, opened.keys, tuple(parts), opened.rebuild
+    )
+    return tensors, container
+
+
+def unflatten(structure: Structure, tensors: Iterator[object]) -> object:
+    """Put a value like the example together, taking the tensors in order from ``tensors``."""
+    if isinstance(structure, TensorLeaf):
+        return next(tensors)
+    if isinstance(structure, Constant):
+        return structure.value
+    return structure.rebuild([unflatten(part, tensors) for part in structure.parts])
+
+
+def leaves(structure: Structure) -> list[TensorLeaf]:
+    """The places of all tensors, in the order of :func:`flatten`."""
+    if isinstance(structure, TensorLeaf):
+        return [structure]
+    if isinstance(structure, Constant):
+        return []
+    return [leaf for part in structure.parts for leaf in leaves(part)]
+
+
+def from_script(value: object) -> object:
+    """Turn the named tuples that stand for dictionaries into dictionaries, at any depth."""
+    if isinstance(value, tuple):
+        parts = [from_script(part) for part in value]
+        fields: tuple[str, ...] | None = getattr(value, "_fields", None)
+        if fields is None:
+            return tuple(parts)
+        if type(value).__name__.startswith(MAPPING_PREFIX):
+            return dict(zip(fields, parts, strict=True))
+        named: Callable[..., object] = type(value)
+        return named(*parts)
+    if isinstance(value, list):
+        return [from_script(part) for part in value]
+    if isinstance(value, dict):
+        return {key: from_script(part) for key, part in value.items()}
+    return value
+
+
+# --- one rule a kind of container, asked in this order --------------------------------------------
+
+
+class _Opened(NamedTuple):
+    kind: Kind
+    keys: tuple[Key, ...]
+    values: Sequence[object]
+    rebuild: Callable[[Sequence[object]], object]
+
+
+class _Rule(NamedTuple):
+    matches: Callable[[object], bool]
+    open: Callable[[object], _Opened | None]
+
+
+def _open_named_tuple(value: object) -> _Opened | None:
+    assert isinstance(value, tuple)
+    names = _field_names(value)
+    return _Opened("namedtuple", names, value, getattr(type(value), "_make", type(value)))
+
+
+def _field_names(value: object) -> tuple[str, ...]:
+    """Field names of a named tuple, or of what ``torch.max`` and the like return; else none."""
+    names: tuple[str, ...] = getattr(value, "_fields", ()) or getattr(value, "__match_args__", ())
+    return names
+
+
+def _open_tuple(value: object) -> _Opened | None:
+    assert isinstance(value, tuple)
+    return _Opened("tuple", tuple(range(len(value))), value, type(value))
+
+
+def _open_list(value: object) -> _Opened | None:
+    assert isinstance(value, list)
+    return _Opened("list", tuple(range(len(value))), value, type(value))
+
+
+def _open_mapping(value: object) -> _Opened | None:
+    assert isinstance(value, Mapping)
+    keys = tuple(value)
+    if not all(isinstance(key, str) for key in keys):
+        return None
+
+    def rebuild(parts: Sequence[object]) -> object:
+        changed = copy.copy(value)
+        for key, part in zip(keys, parts, strict=True):
+            changed[key] = part  # type: ignore[index]  # a Mapping that a model takes is mutable
+        return changed
+
+    return _Opened("mapping", keys, [value[key] for key in keys], rebuild)
+
+
+def _open_dataclass(value: object) -> _Opened | None:
+    assert dataclasses.is_dataclass(value)
+    keys = tuple(item.name for item in dataclasses.fields(value))
+
+    def rebuild(parts: Sequence[object]) -> object:
+        changed = copy.copy(value)
+        for key, part in zip(keys, parts, strict=True):
+            object.__setattr__(changed, key, part)
+        return changed
+
+    return _Opened("mapping", keys, [getattr(value, key) for key in keys], rebuild)
+
+
+_RULES: Final = (
+    _Rule(lambda v: isinstance(v, tuple) and bool(_field_names(v)), _open_named_tuple),
+    _Rule(lambda v: isinstance(v, tuple), _open_tuple),
+    _Rule(lambda v: isinstance(v, list), _open_list),
+    _Rule(lambda v: isinstance(v, Mapping), _open_mapping),
+    _Rule(lambda v: dataclasses.is_dataclass(v) and not isinstance(v, type), _open_dataclass),
+)
+
+
+# --- TorchScript source ---------------------------------------------------------------------------
+
+
+class Forward(NamedTuple):
+    """A generated method.
+
+    Attributes:
+        source: TorchScript source text of ``forward``.
+        names: what the names in the source stand for.
+    """
+
+    source: str
+    names: dict[str, object]
+
+
+def forward_source(
+    parameters: Mapping[str, Structure],
+    result: Structure,
+    traced: str,
+    input_casts: Sequence[torch.dtype | None],
+    output_casts: Sequence[torch.dtype | None],
+) -> Forward:
+    """Write ``forward``: take the inputs apart, call the traced method, build the result.
+
+    A value that is no tensor keeps its place in the signature, with the example's value as default,
+    and another value at call time is an error, because the trace holds the example's.
+
+    Args:
+        parameters: structure of each argument, by name and in order.
+        result: structure of the result.
+        traced: name of the method that takes and returns flat tensors.
+        input_casts: for each input tensor the dtype it is cast to before the call, or None.
+        output_casts: for each output tensor the dtype it is cast to after the call, or None.
+    """
+    return _Writer().write(parameters, result, traced, input_casts, output_casts)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.types: dict[str, Any] = {}
+        self.lines: list[str] = []
+        self.flat: list[str] = []
+
+    def write(
+        self,
+        parameters: Mapping[str, Structure],
+        result: Structure,
+        traced: str,
+        input_casts: Sequence[torch.dtype | None],
+        output_casts: Sequence[torch.dtype | None],
+    ) -> Forward:
+        signature = self.signature(parameters)
+        for name, structure in parameters.items():
+            self.unpack(structure, name)
+        inputs = map(_cast, self.flat, input_casts)
+        count = len(output_casts)
+        self.lines.append(f"outputs_ = self.{traced}({', '.join(inputs)})")
+        outputs = map(_cast, (f"outputs_[{index}]" for index in range(count)), output_casts)
+        self.lines.append(f"return {self.pack(result, outputs)}")
+        body = "".join(f"    {line}\n" for line in self.lines)
+        return Forward(f"def forward(self, {signature}):\n{body}", {**_NAMES, **self.types})
+
+    def signature(self, parameters: Mapping[str, Structure]) -> str:
+        written: list[str] = []
+        may_default = True
+        for name, structure in reversed(list(parameters.items())):
+            text = f"{name}: {self.type_of(structure).text}"
+            may_default = may_default and isinstance(structure, Constant)
+            if may_default and isinstance(structure, Constant):
+                text += f" = {structure.value!r}"
+            written.append(text)
+        return ", ".join(reversed(written))
+
+    def unpack(self, structure: Structure, expression: str) -> None:
+        if isinstance(structure, TensorLeaf):
+            self.flat.append(expression)
+        elif isinstance(structure, Constant):
+            differs = "is not None" if structure.value is None else f"!= {structure.value!r}"
+            message = f"{structure.path} was {structure.value!r} when the program was traced"
+            self.lines.append(f"if {expression} {differs}:")
+            self.lines.append(f"    raise ValueError({message!r})")
+        else:
+            if structure.kind in ("list", "mapping"):
+                message = f"{structure.path} had {len(structure.keys)} entries when traced"
+                self.lines.append(f"if len({expression}) != {len(structure.keys)}:")
+                self.lines.append(f"    raise ValueError({message!r})")
+            for key, part in zip(structure.keys, structure.parts, strict=True):
+                by_name = structure.kind == "namedtuple"
+                inside = f"{expression}.{key}" if by_name else f"{expression}[{key!r}]"
+                self.unpack(part, inside)
+
+    def pack(self, structure: Structure, outputs: Iterator[str]) -> str:
+        if isinstance(structure, TensorLeaf):
+            return next(outputs)
+        if isinstance(structure, Constant):
+            return repr(structure.value)
+        parts = [self.pack(part, outputs) for part in structure.parts]
+        kind = self.kind_of(structure)
+        if kind == "list":
+            return f"[{', '.join(parts)}]"
+        if kind == "mapping":
+            items = zip(structure.keys, parts, strict=True)
+            return "{" + ", ".join(f"{key!r}: {part}" for key, part in items) + "}"
+        if kind == "tuple":
+            return "(" + "".join(f"{part}, " for part in parts) + ")"
+        return f"{self.named_type(structure).text}({', '.join(parts)})"
+
+    def kind_of(self, structure: Container) -> Kind:
+        """What TorchScript's types make of a container: their lists and mappings hold one type."""
+        if structure.kind not in ("list", "mapping"):
+            return structure.kind
+        if len({self.type_of(part).text for part in structure.parts}) == 1:
+            return structure.kind
+        if structure.kind == "list":
+            return "tuple"
+        for key in structure.keys:
+            if not str(key).isidentifier() or keyword.iskeyword(str(key)):
+                raise StructureError(
+                    f"{structure.path}[{key!r}]",
+                    dict,
+                    "a mapping whose values differ in type needs keys that are identifiers",
+                )
+        return "namedtuple"
+
+    def type_of(self, structure: Structure) -> _Type:
+        if isinstance(structure, TensorLeaf):
+            return _Type("Tensor", torch.Tensor)
+        if isinstance(structure, Constant):
+            if structure.value is None:
+                return _Type("Optional[Tensor]", torch.Tensor | None)
+            return _Type(type(structure.value).__name__, type(structure.value))
+        kind = self.kind_of(structure)
+        if kind == "namedtuple":
+            return self.named_type(structure)
+        parts = [self.type_of(part) for part in structure.parts]
+        if kind == "list":
+            return _Type(f"List[{parts[0].text}]", GenericAlias(list, parts[0].python))
+        if kind == "mapping":
+            text = f"Dict[str, {parts[0].text}]"
+            return _Type(text, GenericAlias(dict, (str, parts[0].python)))
+        text = ", ".join(part.text for part in parts) or "()"
+        return _Type(f"Tuple[{text}]", GenericAlias(tuple, tuple(part.python for part in parts)))
+
+    def named_type(self, structure: Container) -> _Type:
+        fields = [
+            (str(key), self.type_of(part))
+            for key, part in zip(structure.keys, structure.parts, strict=True)
+        ]
+        text = repr([(key, part.text) for key, part in fields])
+        prefix = MAPPING_PREFIX if structure.kind == "mapping" else ""
+        name = f"{prefix}{structure.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        if name not in self.types:
+            annotated = [(key, part.python) for key, part in fields]
+            # The fields are data, which the type checker's NamedTuple is not made for.
+            self.types[name] = NamedTuple(name, annotated)
+        return _Type(name, self.types[name])
+
+
+class _Type(NamedTuple):
+    """A type as TorchScript source and as the Python object that TorchScript reads fields from."""
+
+    text: str
+    python: object
+
+
+_NAMES: Final[Mapping[str, object]] = {"torch": torch, "ValueError": ValueError}
+
+
+def _cast(expression: str, dtype: torch.dtype | None) -> str:
+    return expression if dtype is None else f"{expression}.to({dtype})"
