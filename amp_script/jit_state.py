@@ -7,8 +7,8 @@ This module reads the first as a value, sets the second and puts it back, and sh
 both.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C._jit_set_autocast_mode``,
-``torch._C._DisableAutocast``, ``torch._C._autocast_supported_devices``,
-``torch._C._get_privateuse1_backend_name``, ``torch._C._dispatch_tls_local_exclude_set``.
+``torch._C._DisableAutocast``, ``torch._C._get_privateuse1_backend_name``,
+``torch._C._dispatch_tls_local_exclude_set``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
+
+from amp_script.devices import with_autocast as devices_with_autocast
 
 __all__ = ["AmbientState", "DeviceState", "jit_autocast_pass", "shield"]
 
@@ -42,8 +44,8 @@ class AmbientState:
     """The autocast state of a thread, as a hashable value.
 
     Attributes:
-        devices: a pair of device type and state for every device type that has autocast, in
-            torch's order. A private backend stands under its present name.
+        devices: a pair of device type and state for every device type that has autocast.
+            A private backend stands last, under its present name.
         cache_enabled: whether casts of leaf tensors are cached in a region.
     """
 
@@ -122,8 +124,9 @@ class AmbientState:
 
 @lru_cache(maxsize=2)
 def _device_types(private_backend: str) -> tuple[str, ...]:
-    supported = torch._C._autocast_supported_devices()
-    return tuple(private_backend if name == "privateuseone" else name for name in supported)
+    """Return them for a name of the private backend, which a program may change once."""
+    del private_backend
+    return devices_with_autocast()
 
 
 @lru_cache(maxsize=256)

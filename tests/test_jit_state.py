@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 
+from amp_script.devices import with_autocast
 from amp_script.jit_state import AmbientState, DeviceState, jit_autocast_pass, shield
 
-DEVICE_TYPES = torch._C._autocast_supported_devices()
+DEVICE_TYPES = with_autocast()
 
 
 def pass_flag() -> bool:
@@ -39,7 +40,8 @@ def in_a_thread(function: Callable[[], object]) -> None:
 class TestAmbientState:
     def test_answers_as_torch_does_for_every_device_type(self) -> None:
         state = AmbientState.current()
-        assert [name for name, _ in state.devices] == DEVICE_TYPES
+        assert [name for name, _ in state.devices] == list(DEVICE_TYPES)
+        assert set(DEVICE_TYPES) == set(torch._C._autocast_supported_devices())
         for name in DEVICE_TYPES:
             assert state.device(name) == DeviceState(
                 torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)
