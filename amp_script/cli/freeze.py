@@ -1,0 +1,203 @@
+"""``amp-script freeze``: a model in, a frozen mixed-precision ``.pt`` file out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar, cast
+
+import torch
+import typer
+
+import amp_script
+from amp_script import structure
+from amp_script.cli import output, specs, targets
+from amp_script.cli.targets import ExampleInputs
+from amp_script.errors import AmpScriptError, UsageError, VerificationError
+from amp_script.frozen import FrozenModule
+from amp_script.metadata import Verification
+
+T = TypeVar("T")
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The model, as `package.module:attribute` or `path/file.py:attribute`: an "
+            "`nn.Module` in evaluation mode, or a function that returns one.",
+        ),
+    ],
+    file: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
+    ],
+    input_specs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SPEC",
+            help="An example input, once for each: `1x3x224x224`, `float32[0,1]:1x16` or "
+            "`ids=int64[0,30522):1x128`. With a name it is passed by keyword.",
+        ),
+    ] = None,
+    inputs_target: Annotated[
+        str | None,
+        typer.Option(
+            "--inputs",
+            metavar="MODULE:ATTR",
+            help="Real example inputs instead, named like TARGET: a tensor, a tuple, a dictionary "
+            "by parameter name, or a function that returns one.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="`bfloat16` or `float16`; the device's own if not given."
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(metavar="DEVICE", help="Where the model will run, such as `cpu` or `cuda`."),
+    ] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Freeze a model to a mixed-precision file that is eager autocast to the bit.
+
+    The model is traced under autocast, frozen, compared with eager autocast on the example inputs,
+    and written with its weights in the lower precision. Plain `torch.jit.load` and libtorch read
+    the file.
+
+    Example: `amp-script freeze models.py:resnet -o resnet.pt --input 1x3x224x224`
+    """
+    started = time.perf_counter()
+    _require_free(file, force)
+    region_dtype = None if dtype is None else _choice("--dtype", dtype, DTYPES)
+    place = _device(device)
+    make_inputs = _inputs(input_specs or [], inputs_target)
+    with output.step(f"loading {target}"):
+        model = targets.load_model(target).to(place)
+        inputs, kwargs = _moved(make_inputs(), place)
+    weight_bytes = _weight_bytes(model)
+    with output.step("tracing under autocast, freezing, comparing with eager autocast"):
+        try:
+            frozen = amp_script.trace_and_freeze(
+                model, inputs, example_kwargs=kwargs, device_type=place.type, dtype=region_dtype
+            )
+        except VerificationError as error:
+            raise AmpScriptError(f"{target}: {_difference(error)}") from error
+    with output.step(f"writing {file}"):
+        amp_script.save(frozen, file)
+    output.table(_summary(file, frozen, weight_bytes, time.perf_counter() - started))
+
+
+def _require_free(file: Path, force: bool) -> None:
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder: expected the name of a file after -o")
+    if not file.parent.is_dir():
+        raise UsageError(f"no folder {file.parent} to write {file.name} into")
+    if file.exists() and not force:
+        raise UsageError(f"{file} exists: pass --force to replace it, or another name after -o")
+
+
+def _choice(option: str, text: str, choices: Mapping[str, torch.dtype]) -> torch.dtype:
+    if text not in choices:
+        raise UsageError(f"{option} {text}: expected {' or '.join(choices)}")
+    return choices[text]
+
+
+def _device(text: str) -> torch.device:
+    try:
+        place = torch.device(text)
+        torch.empty(0, device=place)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--device {text}: this torch cannot use it ({reason})") from error
+    return place
+
+
+def _inputs(
+    texts: Sequence[str], named: str | None
+) -> Callable[[], tuple[ExampleInputs, dict[str, object]]]:
+    """Return what makes the inputs and keyword arguments; wrong specs are refused before that."""
+    if bool(texts) == bool(named):
+        raise UsageError(
+            "give example inputs with --input SPEC, once for each, or with --inputs MODULE:ATTR"
+            + (", not both" if named else "")
+        )
+    if named:
+        return lambda: (targets.load_inputs(named), {})
+    parsed = [specs.parse(text) for text in texts]
+    names = [spec.name for spec in parsed if spec.name is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two input specs are called {name!r}")
+
+    def make() -> tuple[ExampleInputs, dict[str, object]]:
+        generator = torch.Generator().manual_seed(0)
+        tensors = [(spec.name, spec.make(generator)) for spec in parsed]
+        return (
+            tuple(tensor for name, tensor in tensors if name is None),
+            {name: tensor for name, tensor in tensors if name is not None},
+        )
+
+    return make
+
+
+def _moved(value: T, place: torch.device) -> T:
+    """Return nested inputs with every tensor in them on ``place``."""
+    tensors, nest = structure.flatten(value, "inputs")
+    return cast(T, structure.unflatten(nest, (tensor.to(place) for tensor in tensors)))
+
+
+def _weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes that the parameters and buffers take, each counted once."""
+    return sum(
+        tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers())
+    )
+
+
+def _difference(error: VerificationError) -> str:
+    worst = next(output for output in error.report.outputs if not output.bit_equal)
+    return (
+        f"the frozen program differs from eager autocast: {worst.path} is "
+        f"{_tensor(worst.dtype, worst.shape)}, expected "
+        f"{_tensor(worst.expected_dtype, worst.expected_shape)}"
+        + ("" if worst.ulps is None else f", {worst.ulps:g} units in the last place apart")
+    )
+
+
+def _summary(
+    file: Path, frozen: FrozenModule, weight_bytes: int, seconds: float
+) -> Iterator[tuple[str, str]]:
+    about = frozen.metadata
+    yield "file", str(file)
+    size = output.size(file.stat().st_size)
+    yield "size", f"{size}, of a model with {output.size(weight_bytes)} of weights"
+    yield "region", f"{_name(about.dtype)} on {about.device}, {about.compute} kernels"
+    for spec in about.inputs:
+        yield f"input {spec.name}", _tensor(spec.dtype, spec.shape or ())
+    if about.verification is not None:
+        yield "verified", _verdict(about.verification)
+    yield "took", f"{seconds:.1f} s"
+
+
+def _verdict(found: Verification) -> str:
+    if found.bit_equal:
+        return "equal to eager autocast to the bit"
+    return (
+        f"as near to float32 as eager autocast (relative distance {found.distance:.2e}, "
+        f"eager's {found.eager_distance:.2e})"
+    )
+
+
+def _tensor(dtype: torch.dtype | None, shape: Sequence[int | None]) -> str:
+    sizes = "x".join("?" if size is None else str(size) for size in shape)
+    return f"{_name(dtype)} {sizes or 'scalar'}"
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,166 @@
+"""The command's frame: help, exit codes, errors in one line, and what a missing extra says."""
+
+import importlib
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from amp_script import cli
+from amp_script.cli import app, output
+from amp_script.errors import AmpScriptError, UsageError
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
+    """A command ``fail`` that raises what the test puts in the list."""
+    errors: list[BaseException] = []
+
+    def command() -> None:
+        """Fail."""
+        raise errors.pop()
+
+    module = SimpleNamespace(command=command)
+    monkeypatch.setattr(app, "COMMANDS", (*cli.COMMANDS, "fail"))
+    monkeypatch.setattr(app.importlib, "import_module", _with("amp_script.cli.fail", module))
+    yield errors
+    assert not errors
+
+
+def _with(name: str, module: object) -> object:
+    real = importlib.import_module
+    return lambda wanted: module if wanted == name else real(wanted)
+
+
+@pytest.mark.parametrize("args", [[], ["--help"]])
+def test_help_lists_every_command(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(args) == 0
+    shown = capsys.readouterr()
+    for name in cli.COMMANDS:
+        assert re.search(rf"\b{name} ", shown.out)
+    assert not shown.err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run([name, "--help"]) == 0
+    assert f"amp-script {name}" in capsys.readouterr().out
+    assert importlib.import_module(f"amp_script.cli.{name}").command.__doc__
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["--version"]) == 0
+    assert re.fullmatch(r"amp-script \S+, torch \S+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("no such thing"), 2, "error: no such thing\n"),
+        (
+            AmpScriptError("it failed:\n  here\n\n  and here"),
+            1,
+            "error: it failed:; here; and here\n",
+        ),
+        (
+            ValueError("odd [value]"),
+            1,
+            "error: ValueError: odd [value] (--debug shows where)\n",
+        ),
+        (OSError(28, "No space left"), 1, "error: OSError: [Errno 28] No space left (--debug show"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    failing: list[BaseException],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    failing.append(error)
+    assert app.run(["fail"]) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith(message)
+    assert shown.err.count("\n") == 1
+    assert not shown.out
+
+
+@pytest.mark.parametrize("args", [["--debug", "fail"], ["fail", "--debug"]])
+def test_debug_shows_the_traceback(
+    failing: list[BaseException], capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    failing.append(AmpScriptError("it failed"))
+    assert app.run(args) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last)")
+    assert shown.endswith("error: it failed\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["frieze"], "No such command 'frieze'"),
+        (["freeze", "--colour", "red"], "No such option: --colour"),
+        (["freeze"], "Missing argument 'TARGET'"),
+        (["freeze", "a:b"], "Missing option '--output' / '-o'"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    assert app.run(args) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error: {message}")
+    assert shown.count("\n") == 1
+
+
+def test_a_warning_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = SimpleNamespace(command=lambda: warnings.warn("beware\n  of this", stacklevel=1))
+    monkeypatch.setattr(app, "COMMANDS", ("freeze", "warn"))
+    monkeypatch.setattr(app.importlib, "import_module", _with("amp_script.cli.warn", module))
+    show = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        show = warnings.showwarning
+        assert app.run(["warn"]) == 0
+        assert warnings.showwarning is show
+    assert capsys.readouterr().err == "warning: beware; of this\n"
+
+
+def test_progress_is_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with output.step("working"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
+    with output.step("working"):
+        pass
+    shown = capsys.readouterr()
+    assert "working" in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (45_500_000, "43.39 MiB")],
+)
+def test_sizes_are_written_for_people(count: int, text: str) -> None:
+    assert output.size(count) == text
+
+
+def test_a_missing_extra_is_one_line_that_says_what_to_install() -> None:
+    program = "import sys; sys.modules['typer'] = None; from amp_script.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "amp-script: the command needs typer, which is not installed: "
+        "pip install 'amp-script[cli]'\n"
+    )
