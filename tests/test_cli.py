@@ -64,7 +64,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (
             AmpScriptError("it failed:\n  here\n\n  and here"),
             1,
-            "error: it failed:; here; and here\n",
+            "error: it failed: here; and here\n",
         ),
         (
             ValueError("odd [value]"),
@@ -125,7 +125,6 @@ def test_a_warning_is_one_line(
     module = SimpleNamespace(command=lambda: warnings.warn("beware\n  of this", stacklevel=1))
     monkeypatch.setattr(app, "COMMANDS", ("freeze", "warn"))
     monkeypatch.setattr(app.importlib, "import_module", _with("amp_script.cli.warn", module))
-    show = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         show = warnings.showwarning

@@ -35,7 +35,7 @@ def run(args: Sequence[str]) -> int:
     """
     args, debug = _take_debug(args)
     try:
-        with _brief_warnings():
+        with _brief_warnings(all_of_them=debug):
             code = _app()(args or ["--help"], prog_name="amp-script", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -96,16 +96,19 @@ def _take_debug(args: Sequence[str]) -> tuple[list[str], bool]:
 
 
 @contextmanager
-def _brief_warnings() -> Iterator[None]:
-    """Show each warning as one line, without the source line that raised it."""
-    show = warnings.showwarning
-    warnings.showwarning = lambda message, *_, **__: output.warning(_one_line(message))
-    try:
+def _brief_warnings(*, all_of_them: bool) -> Iterator[None]:
+    """Show each warning as one line, without the source line that raised it.
+
+    What will change in a future release of a package concerns its callers, not this command's.
+    """
+    with warnings.catch_warnings():
+        if not all_of_them:
+            warnings.simplefilter("ignore", FutureWarning, append=True)
+        warnings.showwarning = lambda message, *_, **__: output.warning(_one_line(message))
         yield
-    finally:
-        warnings.showwarning = show
 
 
 def _one_line(error: Exception | str) -> str:
     text = str(getattr(error, "format_message", error.__str__)())
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    lines = (line.strip() for line in text.splitlines() if line.strip())
+    return "; ".join(lines).replace(":; ", ": ", 1)

@@ -68,8 +68,8 @@ def command(
     """Freeze a model to a mixed-precision file that is eager autocast to the bit.
 
     The model is traced under autocast, frozen, compared with eager autocast on the example inputs,
-    and written with its weights in the lower precision. Plain `torch.jit.load` and libtorch read
-    the file.
+    and written with the weights that autocast casts in the lower precision. Plain `torch.jit.load`
+    and libtorch read the file.
 
     Example: `amp-script freeze models.py:resnet -o resnet.pt --input 1x3x224x224`
     """
