@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
 
     module = SimpleNamespace(command=command)
     monkeypatch.setattr(app, "COMMANDS", (*cli.COMMANDS, "fail"))
-    monkeypatch.setattr(app.importlib, "import_module", _with("amp_script.cli.fail", module))
+    monkeypatch.setattr(importlib, "import_module", _with("amp_script.cli.fail", module))
     yield errors
     assert not errors
 
@@ -124,7 +124,7 @@ def test_a_warning_is_one_line(
 ) -> None:
     module = SimpleNamespace(command=lambda: warnings.warn("beware\n  of this", stacklevel=1))
     monkeypatch.setattr(app, "COMMANDS", ("freeze", "warn"))
-    monkeypatch.setattr(app.importlib, "import_module", _with("amp_script.cli.warn", module))
+    monkeypatch.setattr(importlib, "import_module", _with("amp_script.cli.warn", module))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         show = warnings.showwarning
