@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, its commands exist, and the map of the code is complete."""
+"""The README's Python runs, its commands exist, and the map of the code is complete."""
 
 import re
 import runpy
