@@ -82,6 +82,20 @@ class ArtifactError(AmpScriptError, RuntimeError):
         super().__init__(f"{path}: {reason}" + (f". {advice}" if advice else ""))
 
 
+class PolicyError(AmpScriptError, ValueError):
+    """A record of what autocast does to an operator that cannot be right.
+
+    Attributes:
+        operator: the operator as it was named.
+        reason: what is wrong, in one sentence.
+    """
+
+    def __init__(self, operator: str, reason: str) -> None:
+        self.operator = operator
+        self.reason = reason
+        super().__init__(f"cannot register a policy for {operator}: {reason}")
+
+
 class StructureError(AmpScriptError, TypeError):
     """An input or output that is no structure of tensors.
 

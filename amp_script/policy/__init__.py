@@ -9,19 +9,29 @@ True
 'ScalarOpt_dtype'
 """
 
-from .dispatcher import autocast_device_types, is_listed, listed_operators
+from .dispatcher import (
+    autocast_device_types,
+    has_autocast,
+    is_listed,
+    listed_operators,
+    overload_names,
+)
 from .kinds import Policy, Rule, optional_dtype_arguments
-from .registry import find, lookup
+from .registry import Registration, find, lookup, register
 from .tables import eligible_device_types
 
 __all__ = [
     "Policy",
+    "Registration",
     "Rule",
     "autocast_device_types",
     "eligible_device_types",
     "find",
+    "has_autocast",
     "is_listed",
     "listed_operators",
     "lookup",
     "optional_dtype_arguments",
+    "overload_names",
+    "register",
 ]

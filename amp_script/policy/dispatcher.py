@@ -2,13 +2,15 @@
 
 The one module of the policies that asks private names: ``torch._C._dispatch_key_for_device``,
 ``_dispatch_has_kernel``, ``_dispatch_has_kernel_for_dispatch_key``,
-``_dispatch_get_registrations_for_dispatch_key`` and ``_is_autocast_available``; all are in torch
-2.6 to 2.15.
+``_dispatch_get_registrations_for_dispatch_key``, ``_jit_get_schemas_for_operator``,
+``_get_privateuse1_backend_name`` and ``_is_autocast_available``; all are in torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
 import torch
+
+_WITH_AUTOCAST_SOMEWHERE = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "mps")
 
 
 def has_autocast(device_type: str) -> bool:
@@ -36,7 +38,8 @@ def autocast_key(device_type: str) -> str:
 
 def autocast_device_types() -> tuple[str, ...]:
     """The device types that have autocast in this torch, as torch names them."""
-    return tuple(torch._C._autocast_supported_devices())
+    named = (*_WITH_AUTOCAST_SOMEWHERE, torch._C._get_privateuse1_backend_name())
+    return tuple(device_type for device_type in named if has_autocast(device_type))
 
 
 def is_listed(device_type: str, operator: str) -> bool:
@@ -57,3 +60,12 @@ def listed_operators(device_type: str) -> tuple[str, ...]:
     """Every operator for which autocast on the device type has a kernel of its own, sorted."""
     key = autocast_key(device_type)
     return tuple(sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)))
+
+
+def overload_names(name: str) -> tuple[str, ...]:
+    """Names of the overloads of an operator, ``""`` for the default one; none if torch lacks it.
+
+    Args:
+        name: qualified name without overload, such as ``"aten::conv1d"``.
+    """
+    return tuple(schema.overload_name for schema in torch._C._jit_get_schemas_for_operator(name))

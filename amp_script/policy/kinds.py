@@ -51,9 +51,9 @@ class Policy(enum.Enum):
     """Raise ``RuntimeError`` (:attr:`Rule.message`), whatever the dtypes of the arguments."""
 
     CAST_INPUTS = "cast to a registered dtype"
-    """Cast every eligible argument, in nested lists too, to :attr:`Rule.dtype`, whatever the dtype
-    of the region: what ``torch.library.register_autocast`` does. Eager mode raises when such an
-    operator is called with a keyword-only argument that differs from its default."""
+    """Cast every eligible argument, lists of any kind included, to :attr:`Rule.dtype`, whatever the
+    dtype of the region: what ``torch.library.register_autocast`` does. Eager mode raises when such
+    an operator is called with a keyword-only argument that differs from its default."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class Rule:
     dtype: torch.dtype | None = None
     message: str = ""
     overload: str = ""
+
+    def __str__(self) -> str:
+        """Write the policy's name with what belongs to it, such as ``CAST_INPUTS(float16)``."""
+        detail = str(self.dtype).removeprefix("torch.") if self.dtype else self.overload
+        return f"{self.policy.name}({detail})" if detail else self.policy.name
 
 
 def optional_dtype_arguments(schema: torch.FunctionSchema) -> tuple[int, ...]:

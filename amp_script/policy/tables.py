@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+import torch
+
 from .kinds import Policy, Rule
 
 Table = Mapping[str, Rule]
@@ -110,6 +112,8 @@ _FOURIER = _operators(
     fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn"""
 )
 
+_MATRIX_SQUARE_ROOT = _operators("linalg_matrix_sqrth")
+
 _LINEAR_ALGEBRA = _operators(
     """linalg_cholesky linalg_cholesky_ex linalg_cond linalg_cond.p_str linalg_eig linalg_eigh
     linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq
@@ -158,15 +162,23 @@ _REFUSED = {
     )
 }
 
+# Cast to a dtype of its own -----------------------------------------------------------------------
+
+# Builds for an accelerator register these by hand, and with float16 whatever the region's dtype.
+_VENDOR_RECURRENCE = {
+    operator: Rule(Policy.CAST_INPUTS, dtype=torch.float16)
+    for operator in ("_cudnn_rnn", "miopen_rnn")
+}
+
 # The tables ---------------------------------------------------------------------------------------
 
 CPU: Table = MappingProxyType(
     _rules(Policy.LOWER, _MATRIX_PRODUCTS, _CONVOLUTIONS, _ATTENTION, _VECTOR_DOT, _CPU_LOWER)
-    | _rules(Policy.FLOAT32, _LOSSES, _CPU_FLOAT32, _FOURIER, _LINEAR_ALGEBRA)
+    | _rules(Policy.FLOAT32, _LOSSES, _CPU_FLOAT32, _FOURIER, _LINEAR_ALGEBRA, _MATRIX_SQUARE_ROOT)
     | _rules(Policy.PROMOTE, _CPU_PROMOTE)
 )
 
-_EVERY_ACCELERATOR = (
+_COMMON_ACCELERATOR = (
     _rules(
         Policy.LOWER,
         _MATRIX_PRODUCTS,
@@ -179,8 +191,8 @@ _EVERY_ACCELERATOR = (
     | _rules(Policy.PROMOTE, _ACCELERATOR_PROMOTE)
 )
 
-XPU: Table = MappingProxyType(
-    _EVERY_ACCELERATOR
+_ACCELERATOR = (
+    _COMMON_ACCELERATOR
     | _rules(Policy.LOWER, _VECTOR_DOT, _RECURRENT_CELLS, _FLASH_ATTENTION)
     | _rules(Policy.FLOAT32, _RMS_NORM, _UPSAMPLING)
     | _rules(Policy.FLOAT32_OPTIONAL_DTYPE, _TAKING_A_DTYPE)
@@ -189,21 +201,27 @@ XPU: Table = MappingProxyType(
     | _REFUSED
 )
 
+XPU: Table = MappingProxyType(_ACCELERATOR)
 MTIA: Table = XPU
 MAIA: Table = XPU
-
-CUDA: Table = MappingProxyType({**XPU, **_rules(Policy.LOWER, _CUDNN_CONVOLUTIONS)})
-
-MPS: Table = MappingProxyType(
-    _EVERY_ACCELERATOR
-    | _rules(Policy.LOWER, _operators("_mps_convolution"))
-    # On this device softmax, sum and their kin cast their input, whatever dtype the caller names.
-    | _rules(Policy.FLOAT32, _operators("batch_norm"), _TAKING_A_DTYPE)
-)
 
 PRIVATE: Table = XPU
 """A private backend registers its own autocast kernels; torch's header offers it the lists that
 make up this table. One that registers something else is told apart by the observer."""
+
+CUDA: Table = MappingProxyType(
+    _ACCELERATOR
+    | _rules(Policy.LOWER, _CUDNN_CONVOLUTIONS)
+    | _rules(Policy.FLOAT32, _MATRIX_SQUARE_ROOT)
+    | _VENDOR_RECURRENCE
+)
+
+MPS: Table = MappingProxyType(
+    _COMMON_ACCELERATOR
+    | _rules(Policy.LOWER, _operators("_mps_convolution"))
+    # On this device softmax, sum and their kin cast their input, whatever dtype the caller names.
+    | _rules(Policy.FLOAT32, _operators("batch_norm conv_transpose3d.input"), _TAKING_A_DTYPE)
+)
 
 TABLES: Mapping[str, Table] = MappingProxyType(
     {"cpu": CPU, "cuda": CUDA, "xpu": XPU, "mps": MPS, "mtia": MTIA, "maia": MAIA}
