@@ -17,7 +17,8 @@ help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 demo: $(INSTALLED) ## Freeze a real sentence encoder to bfloat16, run it, compare it
-	@echo "==> freezing $(ENCODER):sentence_encoder with amp-script"
+	@echo "==> freezing a sentence encoder; a warning names two lines of transformers that look at"
+	@echo "    sizes while the model is traced, and the comparison below therefore tries other sizes"
 	@mkdir -p demo-output
 	$(BIN)/amp-script freeze $(ENCODER):sentence_encoder --inputs $(ENCODER):example_inputs \
 		--output demo-output/minilm-bfloat16.pt --force
