@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch.jit._recursive import wrap_cpp_module
 
+from amp_script.compute import Compute
 from amp_script.errors import ArtifactError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import EXTRA_FILE, Metadata
@@ -56,14 +57,15 @@ def save(
 def load(
     path: str | os.PathLike[str],
     *,
-    compute: Literal["auto", "native", "upcast"] = "auto",
+    compute: Compute = "auto",
     map_location: str | torch.device | None = None,
 ) -> torch.jit.ScriptModule:
     """Load a file that :func:`save` wrote.
 
     Args:
         path: the file.
-        compute: plan to run it with; ``"auto"`` takes the one that suits this machine.
+        compute: plan to run it with; ``"auto"`` takes the one that suits this machine. A file with
+            a plan baked in has no other.
         map_location: device to put the constants on.
 
     Returns:
@@ -71,18 +73,23 @@ def load(
 
     Raises:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
+        ValueError: there is no such plan for the program.
     """
-    del compute
     path = Path(path)
     metadata = read_metadata(path)
     device = torch.device(map_location) if map_location is not None else None
     unit = torch._C.CompilationUnit()
     try:
-        cpp_module = torch._C.import_ir_module(unit, str(path), device, {})
+        # The last argument is missing from torch's stub: whether to restore traced shapes.
+        cpp_module = torch._C.import_ir_module(unit, str(path), device, {}, False)  # type: ignore[call-arg]
     except RuntimeError as error:
         raise ArtifactError(str(path), f"damaged: {_first_line(error)}") from error
     module: torch.jit.ScriptModule = wrap_cpp_module(cpp_module)  # type: ignore[no-untyped-call]
-    return FrozenModule.wrap(module, metadata) if metadata.kind == "frozen" else module
+    return (
+        FrozenModule.wrap(module, metadata, compute=compute)
+        if metadata.kind == "frozen"
+        else module
+    )
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:

@@ -4,8 +4,13 @@ A frozen graph holds its casts, so nothing around a call may add to them. Every 
 from the caller's autocast, and ``forward`` checks its inputs against the specs in the metadata,
 because a traced graph given another dtype or rank computes something that nobody asked for.
 
-Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._reconstruct``,
-``torch._C.ScriptMethod``.
+The module has two forms of its program. The *storable* one, in the C++ module ``_c``, is what is
+saved, printed, traced through and scripted into other modules. Under a compute plan other than
+native, calls run the plan's form, and the storable one lends it its constants: whoever reads ``_c``
+gets it whole again.
+
+Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._reconstruct`` and
+``_c``, ``torch._C.ScriptMethod``, ``torch._C._get_tracing_state``.
 """
 
 from __future__ import annotations
@@ -16,17 +21,17 @@ from os import PathLike
 from typing import Any, NoReturn
 
 import torch
-from torch.jit._recursive import wrap_cpp_module
 from torch.jit._script import RecursiveScriptModule
 from typing_extensions import Self
 
+from amp_script.compute import Compute, CppModule, Program, choose
 from amp_script.errors import InputError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
 
 __all__ = ["FrozenModule"]
 
-_OWN_NAMES = ("metadata",)
+_OWN_NAMES = ("compute", "metadata")
 
 
 class FrozenModule(RecursiveScriptModule):
@@ -37,43 +42,89 @@ class FrozenModule(RecursiveScriptModule):
     run, names a wrong input, and refuses conversions that would leave its constants behind.
     """
 
-    _metadata: Metadata
-
     @classmethod
-    def wrap(cls, module: torch.jit.ScriptModule, metadata: Metadata) -> Self:
-        """Take over a frozen ScriptModule; the two share their program from then on.
+    def wrap(
+        cls, module: torch.jit.ScriptModule, metadata: Metadata, *, compute: Compute = "native"
+    ) -> Self:
+        """Take over a frozen ScriptModule, which must not be used on its own afterwards.
 
         Args:
             module: what ``torch.jit.freeze`` returned, or such a module loaded from a file.
             metadata: what is known about it. Specs in ``metadata.inputs`` are checked on each call
                 of ``forward``.
+            compute: the plan that calls run.
 
         Raises:
-            ValueError: a preserved attribute or method has the name of a member of this class.
+            ValueError: a preserved attribute or method has the name of a member of this class, or
+                there is no such plan for the program.
         """
         for name in _OWN_NAMES:
             if module._c.hasattr(name) or module._c._has_method(name):
                 raise ValueError(
                     f"preserved attribute {name!r} would hide FrozenModule.{name}; rename it"
                 )
+        return cls._assemble(module._c, metadata, _program(module._c, metadata, compute))
+
+    @classmethod
+    def _assemble(cls, cpp_module: CppModule, metadata: Metadata, program: Program | None) -> Self:
         self = cls.__new__(cls)
-        self._reconstruct(module._c)
-        self.__dict__["_metadata"] = metadata
+        self._reconstruct(cpp_module)
+        self.__dict__.update(_metadata=metadata, _program=program)
         return self
 
     @property
     def metadata(self) -> Metadata:
         """What is known about the program, as it is written into a saved file."""
-        return self._metadata
+        metadata: Metadata = self.__dict__["_metadata"]
+        return metadata
+
+    @property
+    def compute(self) -> str:
+        """The plan that calls run: ``"native"``, ``"upcast"`` or ``"packed"``."""
+        program: Program | None = self.__dict__["_program"]
+        return self.metadata.compute if program is None else program.plan.name
+
+    @property
+    def _c(self) -> CppModule:
+        """The storable program, whole."""
+        program: Program | None = self.__dict__.get("_program")
+        if program is not None:
+            program.put_back()
+        return self._cpp
+
+    @_c.setter
+    def _c(self, cpp_module: CppModule) -> None:
+        self.__dict__["_cpp"] = cpp_module
+
+    @property
+    def _cpp(self) -> CppModule:
+        """The same without asking for its constants: for attributes and names of methods."""
+        return self.__dict__["_cpp"]
 
     def __getattr__(self, attr: str) -> Any:
         """Return an attribute of the program; methods come guarded."""
-        value = super().__getattr__(attr)
-        if isinstance(value, torch._C.ScriptMethod):
-            inputs = self._metadata.inputs if attr == "forward" else ()
-            value = _GuardedMethod(value, inputs)
-            self.__dict__[attr] = value
-        return value
+        modules = self.__dict__["_modules"]
+        if self.__dict__["_initializing"]:
+            return super().__getattr__(attr)
+        if attr in modules:
+            return modules[attr]
+        if self._cpp.hasattr(attr):
+            return self._cpp.getattr(attr)
+        if not self._cpp._has_method(attr):
+            return torch.nn.Module.__getattr__(self, attr)
+        inputs = self.metadata.inputs if attr == "forward" else ()
+        method = _GuardedMethod(self._cpp, attr, inputs, self.__dict__["_program"])
+        self.__dict__[attr] = method
+        return method
+
+    def __setattr__(self, attr: str, value: Any) -> None:
+        """Set an attribute of the program where it has one, else one of this object."""
+        if self.__dict__["_initializing"] or attr in self._modules or attr == "_c":
+            super().__setattr__(attr, value)
+        elif self._cpp.hasattr(attr):
+            self._cpp.setattr(attr, value)
+        else:
+            torch.nn.Module.__setattr__(self, attr, value)
 
     def save(self, f: str | PathLike[str], **kwargs: Any) -> None:
         """Write the program with its metadata; ``amp_script.save`` does so atomically."""
@@ -85,19 +136,18 @@ class FrozenModule(RecursiveScriptModule):
         return buffer
 
     def _with_metadata(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**(kwargs.get("_extra_files") or {}), EXTRA_FILE: self._metadata.to_json()}
+        return {**(kwargs.get("_extra_files") or {}), EXTRA_FILE: self.metadata.to_json()}
 
     def __copy__(self) -> Self:
         """Return a module that shares the constants of this one."""
-        return self._again(copy.copy(self._c))
+        return self._again(copy.copy(self._cpp))
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> Self:
         """Return a module with attributes of its own; constants are immutable and shared."""
-        return self._again(copy.deepcopy(self._c, memo))
+        return self._again(copy.deepcopy(self._cpp, memo))
 
-    def _again(self, cpp_module: torch._C.ScriptModule) -> Self:
-        module = wrap_cpp_module(cpp_module)  # type: ignore[no-untyped-call]  # torch's own
-        return type(self).wrap(module, self._metadata)
+    def _again(self, cpp_module: CppModule) -> Self:
+        return self._assemble(cpp_module, self.metadata, self.__dict__["_program"])
 
     # Conversions: constants of a frozen graph are no parameters, and torch would leave them as they
     # are without a word.
@@ -145,9 +195,9 @@ class FrozenModule(RecursiveScriptModule):
         )
 
     def _require_device(self, device_type: str) -> Self:
-        if device_type != self._metadata.device:
+        if device_type != self.metadata.device:
             raise RuntimeError(
-                f"a frozen module cannot move from {self._metadata.device!r} to {device_type!r}: "
+                f"a frozen module cannot move from {self.metadata.device!r} to {device_type!r}: "
                 "its constants would stay behind. Load its file with "
                 f"amp_script.load(path, map_location={device_type!r}), or freeze the model on that "
                 "device"
@@ -160,32 +210,71 @@ def _device_and_dtype(*args: Any, **kwargs: Any) -> tuple[torch.device | None, t
     return device, dtype
 
 
+def _program(cpp_module: CppModule, metadata: Metadata, compute: Compute) -> Program | None:
+    """The program under the plan; ``None`` where that is the storable one."""
+    plan = choose(compute, metadata.device)
+    if metadata.compute != "native":
+        if compute not in ("auto", metadata.compute):
+            raise ValueError(
+                f"compute={compute!r}: the program has the plan {metadata.compute!r} baked in; "
+                "save it with compute=None for a file that serves every plan"
+            )
+        return None
+    if plan.name == "native":
+        return None
+    program = Program(cpp_module, metadata.inputs, plan)
+    return program if program.changed else None
+
+
 class _GuardedMethod:
     """A script method that checks its inputs and runs shielded; otherwise like the method."""
 
-    def __init__(self, method: torch._C.ScriptMethod[..., Any], inputs: Sequence[InputSpec]):
-        self._method = method
+    def __init__(
+        self,
+        cpp_module: CppModule,
+        name: str,
+        inputs: Sequence[InputSpec],
+        program: Program | None,
+    ) -> None:
+        self._cpp = cpp_module
+        self._name = name
+        self._program = program
+        self._method: torch._C.ScriptMethod[..., Any] = cpp_module._get_method(name)
         self._specs = {spec.name: spec for spec in inputs}
-        arguments = method.schema.arguments[1:]
+        arguments = self._method.schema.arguments[1:]
         self._names = [argument.name for argument in arguments]
-        self._required = {item.name for item in arguments if not item.has_default_value()}
+        self._defaults = {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.has_default_value()
+        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._bind(args, kwargs)
         if self._specs:
-            self._check(args, kwargs)
+            self._check(given)
         with shield():
-            return self._method(*args, **kwargs)
+            if self._program is None or torch._C._get_tracing_state() is not None:
+                return self._whole()(*args, **kwargs)
+            return self._program.run(self._cpp, self._name, [given[name] for name in self._names])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._method, name)
+        return getattr(self._whole(), name)
 
-    def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = dict(zip(self._names, args, strict=False))
-        if len(args) > len(self._names) or given.keys() & kwargs.keys():
+    def _whole(self) -> torch._C.ScriptMethod[..., Any]:
+        if self._program is not None:
+            self._program.put_back()
+        return self._method
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument by name, defaults included."""
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        complete = {**self._defaults, **given}
+        if len(given) < len(args) + len(kwargs) or complete.keys() != set(self._names):
             raise self._wrong_count(args, kwargs)
-        given.update(kwargs)
-        if not self._required <= given.keys() <= set(self._names):
-            raise self._wrong_count(args, kwargs)
+        return complete
+
+    def _check(self, given: Mapping[str, Any]) -> None:
         leaves = {path: leaf for name in given for path, leaf in _leaves(name, given[name])}
         wrong = [
             f"{name}: expected {_expected(spec)}, given {_given(leaves.get(name))}"
@@ -193,13 +282,13 @@ class _GuardedMethod:
             if not _fits(spec, leaves.get(name))
         ]
         if wrong:
-            raise InputError("\n  ".join([f"{self._method.name}: wrong input", *wrong]))
+            raise InputError("\n  ".join([f"{self._name}: wrong input", *wrong]))
 
     def _wrong_count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InputError:
         given = [f"{len(args)} by position"] if args else []
         given += [f"{name}=" for name in kwargs]
         return InputError(
-            f"{self._method.name}: expected {len(self._names)} inputs "
+            f"{self._name}: expected {len(self._names)} inputs "
             f"({', '.join(self._names)}), given {', '.join(given) or 'none'}"
         )
 

@@ -1,0 +1,85 @@
+"""A frozen module's methods under a compute plan.
+
+Private names used here, present in torch 2.6 to 2.15: ``torch._C._create_function_from_graph``,
+``ScriptFunction._set_ignore_amp``, the C++ module's ``_method_names`` and ``_get_method``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from amp_script.lowering._graph import Graph
+from amp_script.metadata import InputSpec
+
+from .constants import StoredConstants, fold_casts
+from .plans import Plan
+from .upcast import upcast
+
+__all__ = ["CppModule", "Program"]
+
+CppModule: TypeAlias = Any
+"""A ``torch._C.ScriptModule``: torch's stub for the class lacks most of its methods."""
+
+
+class Program:
+    """Runs a module's methods with some kinds of operator in float32.
+
+    The module's own graphs stay as they were stored, except that constants which only the plan
+    uses are out of them until :meth:`put_back`.
+
+    Args:
+        cpp_module: a frozen module whose methods have not run yet.
+        inputs: specs of ``forward``'s inputs.
+        plan: which operators to run in float32.
+
+    Attributes:
+        plan: the plan that was asked for.
+        changed: how many operators the plan runs in float32.
+    """
+
+    def __init__(
+        self,
+        cpp_module: CppModule,
+        inputs: Sequence[InputSpec],
+        plan: Plan,
+    ) -> None:
+        self.plan = plan
+        dtypes = {spec.name: spec.dtype for spec in inputs if spec.dtype is not None}
+        names = cpp_module._method_names()
+        stored = {name: cpp_module._get_method(name).graph for name in names}
+        graphs = {name: graph.copy() for name, graph in stored.items()}
+        self.changed = sum(
+            len(upcast(graph, dtypes if name == "forward" else {}, plan.kinds))
+            for name, graph in graphs.items()
+        )
+        self._stored = StoredConstants(stored.values())
+        fold_casts(list(graphs.values()), self._stored)
+        self._functions = {name: _Function(name, graph) for name, graph in graphs.items()}
+
+    def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:
+        """Call a method with all its arguments by position."""
+        return self._functions[name](cpp_module, arguments)
+
+    def put_back(self) -> None:
+        """Make the module's own graphs whole again."""
+        self._stored.put_back()
+
+
+class _Function:
+    """A graph as a function; it takes the module only where it reads an attribute."""
+
+    def __init__(self, name: str, graph: Graph) -> None:
+        self._takes_module = bool(next(graph.inputs()).uses())
+        if not self._takes_module:
+            graph.eraseInput(0)
+        function: Any = torch._C._create_function_from_graph(name, graph)
+        function._set_ignore_amp(True)
+        self._function = function
+
+    def __call__(self, cpp_module: CppModule, arguments: list[Any]) -> Any:
+        if self._takes_module:
+            return self._function(cpp_module, *arguments)
+        return self._function(*arguments)
