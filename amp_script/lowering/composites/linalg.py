@@ -1,0 +1,149 @@
+"""Linear algebra: powers, pseudo-inverses, norms and determinants of matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .registry import decomposes
+from .types import Number
+
+
+@decomposes("aten::linalg_matrix_power", "aten::matrix_power")
+def _matrix_power(self: Tensor, n: int) -> Tensor:
+    assert self.dim() >= 2, "linalg.matrix_power: the input must have 2 dimensions or more"
+    assert self.size(-1) == self.size(-2), "linalg.matrix_power: the matrices must be square"
+    if n == 0:
+        identity = torch.eye(self.size(-2), dtype=self.dtype, device=self.device)
+        return self.clone(memory_format=torch.contiguous_format).copy_(identity)
+    if n == 1:
+        return self.clone(memory_format=torch.contiguous_format)
+    if n == -1:
+        return torch.linalg.inv(self)
+    base = torch.linalg.inv(self) if n < 0 else self
+    power = abs(n)
+    if power == 2:
+        return torch.matmul(base, base)
+    if power == 3:
+        return torch.matmul(torch.matmul(base, base), base)
+    square, product = base, base
+    squared, multiplied = False, False
+    while power > 0:
+        square = torch.matmul(square, square) if squared else base
+        squared = True
+        if power % 2 == 1:
+            product = torch.matmul(product, square) if multiplied else square
+            multiplied = True
+        power = power // 2
+    return product
+
+
+def _tolerance_dtype(input: Tensor) -> torch.dtype:
+    return torch.float32 if input.device.type == "mps" else torch.float64
+
+
+def _default_rtol(input: Tensor) -> float:
+    single = input.dtype == torch.float32 or input.dtype == torch.complex64
+    epsilon = 1.1920928955078125e-07 if single else 2.220446049250313e-16
+    return epsilon * max(input.size(-1), input.size(-2))
+
+
+@decomposes("aten::linalg_pinv.atol_rtol_tensor")
+def _pinv_atol_rtol_tensor(
+    self: Tensor, atol: Tensor | None, rtol: Tensor | None, hermitian: bool
+) -> Tensor:
+    assert self.dim() >= 2, "linalg.pinv: expected a tensor with 2 or more dimensions"
+    if self.dtype != torch.float32:
+        return torch.linalg.pinv(self, atol=atol, rtol=rtol, hermitian=hermitian)
+    tolerance = _tolerance_dtype(self)
+    zero = torch.zeros([], dtype=tolerance, device=self.device)
+    for limit in [atol, rtol]:
+        if limit is not None and torch.is_grad_enabled():
+            assert not limit.requires_grad, "linalg.pinv: tolerances are not differentiable"
+    absolute = zero if atol is None else atol
+    if rtol is None:
+        relative = torch.full([], _default_rtol(self), dtype=tolerance, device=self.device)
+        if atol is not None:
+            relative = torch.where(atol > 0, zero, relative)
+    else:
+        relative = rtol
+
+    if self.numel() == 0:
+        u, s, v = torch.svd(self)
+        return torch.matmul(v * s.reciprocal().unsqueeze(-2), u.mH)
+    if hermitian:
+        s, u = torch.linalg.eigh(self)
+        v, size = u, s.abs()
+        largest = size.amax([-1], keepdim=True)
+    else:
+        u, s, v = torch.svd(self)
+        size = s
+        largest = s.narrow(-1, 0, 1)
+    cutoff = torch.max(absolute.unsqueeze(-1), relative.unsqueeze(-1) * largest)
+    none = torch.zeros([], dtype=s.dtype, device=s.device)
+    inverse = torch.where(size > cutoff, s.reciprocal(), none).to(self.dtype)
+    return torch.matmul(v * inverse.unsqueeze(-2), u.mH)
+
+
+@decomposes("aten::linalg_pinv.atol_rtol_float")
+def _pinv_atol_rtol_float(
+    self: Tensor, atol: float | None, rtol: float | None, hermitian: bool
+) -> Tensor:
+    absolute = 0.0 if atol is None else atol
+    relative = 0.0 if absolute > 0.0 else _default_rtol(self)
+    if rtol is not None:
+        relative = rtol
+    tolerance = _tolerance_dtype(self)
+    return torch.linalg.pinv(
+        self,
+        atol=torch.full([], absolute, dtype=tolerance, device=self.device),
+        rtol=torch.full([], relative, dtype=tolerance, device=self.device),
+        hermitian=hermitian,
+    )
+
+
+@decomposes("aten::linalg_pinv.rcond_tensor")
+def _pinv_rcond_tensor(self: Tensor, rcond: Tensor, hermitian: bool) -> Tensor:
+    zero = torch.zeros([], dtype=_tolerance_dtype(self), device=self.device)
+    return torch.linalg.pinv(self, atol=zero, rtol=rcond, hermitian=hermitian)
+
+
+@decomposes("aten::linalg_pinv")
+def _pinv(self: Tensor, rcond: float, hermitian: bool) -> Tensor:
+    return torch.linalg.pinv(self, atol=0.0, rtol=rcond, hermitian=hermitian)
+
+
+@decomposes("aten::pinverse")
+def _pinverse(self: Tensor, rcond: float) -> Tensor:
+    return torch.linalg.pinv(self, rcond, False)
+
+
+@decomposes("aten::linalg_norm")
+def _norm(
+    self: Tensor,
+    ord: Number | None,
+    dim: list[int] | None,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    if ord is None:
+        return torch.linalg.vector_norm(self, 2.0, dim, keepdim, dtype=dtype)
+    if dim is None:
+        assert self.dim() == 1 or self.dim() == 2, "linalg.norm: the input must be 1D or 2D"
+        if self.dim() == 2:
+            return torch.linalg.matrix_norm(self, ord, [0, 1], keepdim, dtype=dtype)
+    elif len(dim) == 2:
+        return torch.linalg.matrix_norm(self, ord, dim, keepdim, dtype=dtype)
+    return torch.linalg.vector_norm(self, ord, dim, keepdim, dtype=dtype)
+
+
+@decomposes("aten::linalg_norm.ord_str")
+def _norm_ord_str(
+    self: Tensor,
+    ord: str,
+    dim: list[int] | None,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    assert dim is not None or self.dim() == 1 or self.dim() == 2, "the input must be 1D or 2D"
+    return torch.linalg.matrix_norm(self, ord, [0, 1] if dim is None else dim, keepdim, dtype=dtype)
