@@ -5,19 +5,25 @@ from __future__ import annotations
 import torch
 
 from ..jit_state import AmbientState, jit_autocast_pass, shield
-from ._graph import Editor, Graph, Node, nodes_of
+from ._graph import Editor, Graph
 from .addmm import keep_addmm_whole
+from .callees import Callees
 from .calls import inline_calls
 from .casts import insert_casts
-from .cleanup import clean_up
+from .cleanup import fold, tidy
 from .regions import resolve_regions
-from .resolve import Callees
 from .state import ProgramState
 
 __all__ = ["Callees", "lower_graph"]
 
 
-def lower_graph(graph: Graph, state: AmbientState, callees: Callees | None = None) -> None:
+def lower_graph(
+    graph: Graph,
+    state: AmbientState,
+    callees: Callees | None = None,
+    *,
+    given_cache: bool = False,
+) -> None:
     """Turn the autocast regions in a graph into explicit casts.
 
     Args:
@@ -25,19 +31,30 @@ def lower_graph(graph: Graph, state: AmbientState, callees: Callees | None = Non
         state: the autocast state that the program is called in.
         callees: knows the bodies of what the graph calls; by default, of everything that was
             compiled in this process.
+        given_cache: whether the caller's region outlasts one call of the program. Its casts of
+            leaf tensors are then kept in a ``Dict[Tensor, Tensor]`` that the graph takes as an
+            input after its own.
 
     Raises:
         LoweringError: the program cannot be lowered without differing from eager autocast.
     """
     callees = callees or Callees()
     with shield(), jit_autocast_pass(False):
-        inline_calls(graph, callees.graph)
-        sites = resolve_regions(graph, ProgramState.of(state), callees.parameters, _keep)
+        inline_calls(graph, callees)
+        fold(graph)
         editor = Editor(graph)
-        keep_addmm_whole(editor, [site.node for site in sites])
+        if given_cache:
+            cache = editor.add_cast_cache_input()
+        elif state.any_enabled:
+            cache = editor.cast_cache_before(next(graph.nodes()))
+        else:
+            cache = None
+        start = ProgramState.of(state, cache)
+        sites = resolve_regions(editor, start, callees.parameters, _keep)
+        keep_addmm_whole(editor, sites)
         insert_casts(editor, sites)
-        clean_up(graph)
+        tidy(graph)
 
 
-def _keep(editor: Editor, node: Node, state: ProgramState) -> None:
+def _keep(editor: Editor, site: object) -> None:
     return None

@@ -1,7 +1,7 @@
 """Reading and changing TorchScript graphs: the only module of the passes that knows the raw API.
 
-Passes say *what* to insert as a few lines of TorchScript (:func:`template`), which keeps them
-readable and typed; this module compiles each once and copies its graph to where it is needed.
+Passes say *what* a program should do as a few lines of TorchScript (:func:`compiled_function`),
+which keeps them readable and typed, and insert calls of it.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C.Graph``, ``Node``, ``Value``,
 ``Block`` and their methods; ``torch._C.CompilationUnit``; the ``torch._C._jit_pass_*`` functions
@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ..jit_state import jit_autocast_pass
-
 Graph = torch._C.Graph
 Node = torch._C.Node
 Value = torch._C.Value
 Block = torch._C.Block
-
-TABLE_SIZE = 64
-"""Entries of a table over dtypes; torch 2.15 has 46 scalar types, and numbers are never reused."""
 
 
 @lru_cache(maxsize=None)
@@ -78,6 +73,18 @@ def is_tensor_list(value: Value) -> bool:
     return bool(kind.kind() == "ListType" and kind.getElementType().kind() == "TensorType")
 
 
+@lru_cache(maxsize=None)
+def parsed_schema(schema: str) -> torch._C.FunctionSchema | None:
+    """The schema of a node from its text; None for a node that has none."""
+    return None if schema == "(no schema)" else torch._C.parse_schema(schema)
+
+
+def cast_cache_type() -> torch._C.Type:
+    """``Dict[Tensor, Tensor]``, whose keys are told apart by identity."""
+    tensor = torch._C.TensorType.get()
+    return torch._C.DictType(tensor, tensor)
+
+
 def blocks_of(graph: Graph) -> Iterator[Block]:
     """The graph's own block and every block inside it, outer ones first."""
     pending = [graph.block()]
@@ -106,15 +113,36 @@ def source_of(node: Node) -> str:
     return f"{file}:{line}: {text}" if text else f"{file}:{line}"
 
 
+_unit = torch._C.CompilationUnit()
+"""Where compiled functions live: as long as the process, as programs hold plain references."""
+
+
+def compiled_function(
+    qualified_name: str, source: str, names: Mapping[str, object]
+) -> torch._C.ScriptFunction:
+    """Compile one function, given as text.
+
+    Args:
+        qualified_name: under which a saved file keeps it, such as ``"__torch__.package.name"``;
+            each name once.
+        source: the text of the function, in TorchScript.
+        names: what the text refers to.
+    """
+    draft = torch._C.CompilationUnit()
+    draft.define(source, names.get)
+    (function,) = draft.get_functions()
+    return _unit.create_function(qualified_name, function.graph)
+
+
 @lru_cache(maxsize=None)
-def template(source: str) -> Graph:
-    """Compile one TorchScript function, given as text, and return its graph."""
-    with jit_autocast_pass(False):
-        unit = torch._C.CompilationUnit()
-        unit.define(source, {"torch": torch}.get)
-        (function,) = unit.get_functions()
-        graph: Graph = function.graph
-        torch._C._jit_pass_inline(graph)
+def _caller(function: torch._C.ScriptFunction) -> Graph:
+    """A graph that calls the function with its own inputs."""
+    arguments = function.schema.arguments
+    parameters = ", ".join(f"{each.name}: {each.type.annotation_str}" for each in arguments)
+    passed = ", ".join(each.name for each in arguments)
+    unit = torch._C.CompilationUnit()
+    unit.define(f"def call({parameters}):\n    return f({passed})\n", {"f": function}.get)
+    graph: Graph = unit.find_function("call").graph
     return graph
 
 
@@ -128,16 +156,22 @@ class Editor:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._constants: dict[object, Value] = {}
+        self._functions: dict[str, tuple[Value, torch._C.Type]] = {}
 
-    def before(self, node: Node, source: str, *inputs: Value) -> Value:
-        """Insert the body of a template that returns one value, and return that value.
-
-        Args:
-            node: the node to insert before.
-            source: text of the template, see :func:`template`.
-            inputs: one value for each parameter of the template.
-        """
-        (output,) = self.graph_before(node, template(source), inputs)
+    def call_before(self, node: Node, function: torch._C.ScriptFunction, *inputs: Value) -> Value:
+        """Insert a call of a compiled function before ``node``, and return what it returns."""
+        name = function.qualified_name
+        known = self._functions.get(name)
+        if known is None:
+            (output,) = self.graph_before(node, _caller(function), inputs)
+            callee = output.node().inputsAt(0)
+            callee.node().moveBefore(next(self.graph.nodes()))
+            self._functions[name] = callee, output.type()
+        else:
+            callee, kind = known
+            output = self.node_before(node, "prim::CallFunction", callee, *inputs).output()
+            output.setType(kind)
+        output.node().copyMetadata(node)
         return output
 
     def graph_before(self, node: Node, callee: Graph, inputs: Sequence[Value]) -> list[Value]:
@@ -155,6 +189,28 @@ class Editor:
         """Insert a constant of any type TorchScript infers from the Python value."""
         with self._at(node):
             return self.graph.insertConstant(value)
+
+    def value_before(self, node: Node, known: object) -> Value:
+        """A value for something that may be known: itself if it is one, else a constant."""
+        return known if isinstance(known, Value) else self.constant_before(node, known)
+
+    def list_before(self, node: Node, element: torch._C.Type, values: Sequence[Value]) -> Value:
+        """Insert the construction of a list."""
+        made = self.node_before(node, "prim::ListConstruct", *values).output()
+        made.setType(torch._C.ListType(element))
+        return made
+
+    def add_cast_cache_input(self) -> Value:
+        """Give the graph another input, of type ``Dict[Tensor, Tensor]``."""
+        cache = self.graph.addInput("cast_cache")
+        cache.setType(cast_cache_type())
+        return cache
+
+    def cast_cache_before(self, node: Node) -> Value:
+        """Insert the construction of an empty ``Dict[Tensor, Tensor]``."""
+        made = self.node_before(node, "prim::DictConstruct").output()
+        made.setType(cast_cache_type())
+        return made
 
     @contextmanager
     def _at(self, node: Node) -> Iterator[None]:

@@ -7,21 +7,25 @@ become a value that it cannot: the number of dimensions of a matrix, less one.
 
 from __future__ import annotations
 
-from ._graph import Editor, Node, constant, is_constant
+from collections.abc import Sequence
 
-_ONE = """
-def one(matrix: Tensor) -> int:
-    return matrix.dim() - 1
-"""
+import torch
+
+from ._graph import Editor, constant, is_constant
+from .regions import Site
 
 
-def keep_addmm_whole(editor: Editor, nodes: list[Node]) -> None:
-    """Hide the ones that the executor looks for in each ``aten::addmm`` among the nodes."""
-    for node in nodes:
+def keep_addmm_whole(editor: Editor, sites: Sequence[Site]) -> None:
+    """Hide the ones that the executor looks for in each ``aten::addmm``."""
+    for node in (site.node for site in sites):
         if node.kind() != "aten::addmm":
             continue
         beta, alpha = node.inputsAt(3), node.inputsAt(4)
         if all(is_constant(scale) and constant(scale) == 1 for scale in (beta, alpha)):
-            one = editor.before(node, _ONE, node.inputsAt(1))
+            dimensions = editor.node_before(node, "aten::dim", node.inputsAt(1)).output()
+            dimensions.setType(torch._C.IntType.get())
+            less = editor.constant_before(node, 1)
+            one = editor.node_before(node, "aten::sub", dimensions, less).output()
+            one.setType(torch._C.IntType.get())
             node.replaceInput(3, one)
             node.replaceInput(4, one)

@@ -7,37 +7,31 @@ stays a call, so that all its arguments can still be read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ._graph import Editor, Graph, Node, nodes_of
+from ._graph import Editor, Graph, nodes_of
+from .callees import Callees
 from .regions import is_region_constructor
 
-Resolver = Callable[[Node], Graph | None]
-"""Finds the graph that a ``prim::CallMethod`` or ``prim::CallFunction`` runs; None if unknown."""
+_CALLS = frozenset({"prim::CallMethod", "prim::CallFunction"})
 
 
-def inline_calls(graph: Graph, resolve: Resolver) -> None:
-    """Replace each call whose body ``resolve`` finds by that body, and so on inside.
+def inline_calls(graph: Graph, callees: Callees) -> None:
+    """Replace each call whose body is known by that body, and so on inside.
 
     Args:
         graph: changed in place.
-        resolve: must return a graph that this function may copy from; it is not changed.
+        callees: finds the bodies.
     """
     editor = Editor(graph)
-    pending = nodes_of(graph)
-    while pending:
-        node = pending.pop()
-        kind = node.kind()
-        if kind not in ("prim::CallMethod", "prim::CallFunction") or is_region_constructor(node):
+    for node in nodes_of(graph):
+        if node.kind() not in _CALLS or is_region_constructor(node):
             continue
-        callee = resolve(node)
+        callee = callees.graph(node)
         if callee is None:
             continue
         body = callee.copy()
-        inline_calls(body, resolve)
-        inputs = list(node.inputs())
-        arguments = inputs if kind == "prim::CallMethod" else inputs[1:]
-        outputs = editor.graph_before(node, body, arguments)
-        if node.outputsSize():
-            node.output().replaceAllUsesWith(outputs[0])
+        inline_calls(body, callees)
+        given = list(node.inputs())
+        inputs = given if node.kind() == "prim::CallMethod" else given[1:]
+        for old, new in zip(node.outputs(), editor.graph_before(node, body, inputs), strict=True):
+            old.replaceAllUsesWith(new)
         node.destroy()

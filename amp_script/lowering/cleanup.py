@@ -1,7 +1,8 @@
-"""Removing what lowering left over.
+"""Folding what is constant before lowering, and removing what it left over.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._C._jit_pass_constant_propagation``,
-``_jit_pass_peephole``, ``_jit_pass_constant_pooling``, ``_jit_pass_dce``, ``_jit_pass_lint``.
+Private names used here, present in torch 2.6 to 2.15: ``torch._C._jit_pass_peephole``,
+``_jit_pass_constant_propagation_immutable_types``, ``_jit_pass_constant_pooling``,
+``_jit_pass_dce``, ``_jit_pass_erase_shape_information``, ``_jit_pass_lint``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ import torch
 from ._graph import Graph
 
 
-def clean_up(graph: Graph) -> None:
-    """Fold what is constant, take known branches, and drop what nothing uses."""
-    torch._C._jit_pass_constant_propagation(graph)
+def fold(graph: Graph) -> None:
+    """Fold constants that are no tensors, take known branches, and drop what nothing uses.
+
+    What tracing recorded about dtypes goes first: under autocast it need not hold.
+    """
+    torch._C._jit_pass_erase_shape_information(graph)
+    torch._C._jit_pass_constant_propagation_immutable_types(graph)
     torch._C._jit_pass_peephole(graph)
-    torch._C._jit_pass_constant_pooling(graph)
     torch._C._jit_pass_dce(graph)
+
+
+def tidy(graph: Graph) -> None:
+    """Fold what became constant by lowering, and leave a sound graph."""
+    torch._C._jit_pass_constant_propagation_immutable_types(graph)
+    torch._C._jit_pass_dce(graph)
+    torch._C._jit_pass_constant_pooling(graph)
     torch._C._jit_pass_lint(graph)

@@ -9,19 +9,13 @@ from __future__ import annotations
 import torch
 
 from ._graph import Editor, Node, Value, constant, is_constant
-from .state import ProgramState
+from .helpers import helper
+from .state import OFF, ProgramState
 
 QUERIES = frozenset(
     {"aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled", "aten::get_autocast_dtype"}
 )
-"""The operators that ask. Without an argument, ``is_autocast_enabled`` asks about CUDA."""
-
-_PICK = """
-def pick(device: str, names: List[str], dtypes: List[int]) -> int:
-    if device not in names:
-        raise RuntimeError("no autocast on device type '" + device + "'")
-    return dtypes[names.index(device)]
-"""
+"""The operators that ask. ``is_autocast_enabled``, which takes no argument here, asks about CUDA."""
 
 
 def answer(editor: Editor, node: Node, state: ProgramState) -> None:
@@ -30,7 +24,11 @@ def answer(editor: Editor, node: Node, state: ProgramState) -> None:
         value = dtype_of(editor, node, node.inputsAt(0), state)
     else:
         device_type = "cpu" if node.kind() == "aten::is_autocast_cpu_enabled" else "cuda"
-        value = as_value(editor, node, state.devices[device_type].enabled)
+        target = state.devices[device_type].target
+        if isinstance(target, int):
+            value = editor.constant_before(node, target != OFF)
+        else:
+            value = editor.call_before(node, helper("is_on"), target)
     node.output().replaceAllUsesWith(value)
     node.destroy()
 
@@ -38,17 +36,11 @@ def answer(editor: Editor, node: Node, state: ProgramState) -> None:
 def dtype_of(editor: Editor, node: Node, device: Value, state: ProgramState) -> Value:
     """The dtype of autocast on a device type, in the state, as a value before ``node``."""
     if is_constant(device) and constant(device) in state.devices:
-        return as_value(editor, node, state.devices[constant(device)].dtype)
+        return editor.value_before(node, state.devices[constant(device)].dtype)
     names = editor.constant_before(node, list(state.devices))
-    dtypes = editor.node_before(
+    dtypes = editor.list_before(
         node,
-        "prim::ListConstruct",
-        *(as_value(editor, node, region.dtype) for region in state.devices.values()),
-    ).output()
-    dtypes.setType(torch._C.ListType(torch._C.IntType.get()))
-    return editor.before(node, _PICK, device, names, dtypes)
-
-
-def as_value(editor: Editor, node: Node, known: object) -> Value:
-    """A value of the graph for something that may be known: itself, or a constant."""
-    return known if isinstance(known, Value) else editor.constant_before(node, known)
+        torch._C.IntType.get(),
+        [editor.value_before(node, region.dtype) for region in state.devices.values()],
+    )
+    return editor.call_before(node, helper("dtype_of"), device, names, dtypes)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -25,13 +27,13 @@ from ._graph import (
     Value,
     blocks_of,
     constant,
-    dtype_code,
     dtypes_by_code,
     is_constant,
     is_none,
     source_of,
 )
-from .state import DeviceRegion, ProgramState, supported_codes
+from .helpers import helper
+from .state import OFF, DeviceRegion, ProgramState, supported_codes
 
 _REGION_CLASSES = {
     "__torch__.torch.amp.autocast_mode.autocast": None,
@@ -46,7 +48,6 @@ _FIELDS = ("device", "fast_dtype", "_enabled", "_cache_enabled")
 """Attributes of a region object, in the order of the tuple that takes its place."""
 
 Parameters = Callable[[Node], Sequence[str]]
-Expand = Callable[[Editor, Node, ProgramState], Sequence[Node] | None]
 
 
 def region_class(kind: torch._C.Type) -> str | None:
@@ -68,47 +69,53 @@ def is_region_constructor(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Site:
-    """A node and the autocast state it runs in."""
+    """An operator and the autocast state it runs in.
+
+    Attributes:
+        node: the operator.
+        state: what autocast does there.
+        path: numbers of the blocks that the operator is in, the outermost first.
+    """
 
     node: Node
     state: ProgramState
+    path: tuple[int, ...]
+
+
+Expand = Callable[[Editor, Site], "Sequence[Node] | None"]
 
 
 def resolve_regions(
-    graph: Graph, state: ProgramState, parameters: Parameters, expand: Expand
+    editor: Editor, state: ProgramState, parameters: Parameters, expand: Expand
 ) -> list[Site]:
-    """Remove regions and queries from the graph, and tell in which state each other node runs.
+    """Remove regions and queries from the graph, and tell in which state each operator runs.
 
     Args:
-        graph: changed in place.
+        editor: of the graph to change.
         state: the state at the start.
         parameters: the parameter names of the constructor that a node calls.
         expand: puts the parts of a composite operator in its place and returns them, or None.
 
+    Returns:
+        The operators that are left, in the order in which they run.
+
     Raises:
         LoweringError: a region object is changed after it was made.
     """
-    _retype(graph)
-    walk = _Walk(Editor(graph), parameters, expand)
-    walk.block(graph.block(), state)
+    _retype(editor.graph)
+    walk = _Walk(editor, parameters, expand)
+    walk.block(editor.graph.block(), state, ())
     return walk.sites
 
 
+@lru_cache(maxsize=1)
 def _region_tuple() -> torch._C.Type:
     string, boolean = torch._C.StringType.get(), torch._C.BoolType.get()
     return torch._C.TupleType([string, torch._C.IntType.get(), boolean, boolean])
 
 
-def _retyped(kind: torch._C.Type) -> torch._C.Type | None:
-    """The type with tuples in the place of region objects; None if it holds none."""
-    if region_class(kind) is not None:
-        return _region_tuple()
-    inner = kind.containedTypes()
-    replaced = [_retyped(part) for part in inner] if kind.kind() in _CONTAINERS else []
-    if not any(replaced):
-        return None
-    parts = [new or old for new, old in zip(replaced, inner, strict=True)]
-    return _CONTAINERS[kind.kind()](parts)
+def _field_type(index: int) -> torch._C.Type:
+    return _region_tuple().containedTypes()[index]
 
 
 _CONTAINERS: dict[str, Callable[[list[torch._C.Type]], torch._C.Type]] = {
@@ -119,16 +126,39 @@ _CONTAINERS: dict[str, Callable[[list[torch._C.Type]], torch._C.Type]] = {
 }
 
 
+def _retyped(kind: torch._C.Type) -> torch._C.Type | None:
+    """The type with tuples in the place of region objects; None if it holds none."""
+    if region_class(kind) is not None:
+        return _region_tuple()
+    if kind.kind() not in _CONTAINERS:
+        return None
+    inner = kind.containedTypes()
+    replaced = [_retyped(part) for part in inner]
+    if not any(replaced):
+        return None
+    parts = [new or old for new, old in zip(replaced, inner, strict=True)]
+    return _CONTAINERS[kind.kind()](parts)
+
+
 def _retype(graph: Graph) -> None:
     for block in blocks_of(graph):
-        values = list(block.inputs())
-        for node in block.nodes():
-            if node.kind() not in ("prim::CreateObject", "prim::GetAttr"):
-                values.extend(node.outputs())
-        for value in values:
+        for value in _values_of(block):
             retyped = _retyped(value.type())
             if retyped is not None:
                 value.setType(retyped)
+
+
+def _values_of(block: Block) -> Iterator[Value]:
+    """Everything that may be a region, but objects as they are made or read from an attribute."""
+    yield from block.inputs()
+    for node in block.nodes():
+        if node.kind() not in ("prim::CreateObject", "prim::GetAttr", "prim::Constant"):
+            yield from node.outputs()
+
+
+def _is_region(value: Value) -> bool:
+    kind = value.type()
+    return region_class(kind) is not None or bool(kind == _region_tuple())
 
 
 class _Walk:
@@ -139,205 +169,233 @@ class _Walk:
         self._editor = editor
         self._parameters = parameters
         self._expand = expand
-        self._entered = 0
+        self._blocks = 0
 
-    def block(self, block: Block, state: ProgramState) -> None:
+    def block(self, block: Block, state: ProgramState, path: tuple[int, ...]) -> None:
+        """Walk a block that begins in the given state."""
+        self._blocks += 1
+        path = (*path, self._blocks)
         states = [state]
         pending = list(block.nodes())[::-1]
         while pending:
             node = pending.pop()
             kind = node.kind()
-            if kind == "prim::Constant":
-                continue
-            if kind == "prim::CallMethod" and is_region_constructor(node):
-                self._construct(node, states[-1])
-            elif kind == "prim::Enter" and _is_region(node.inputsAt(0)):
-                states.append(self._enter(node, states[-1]))
-            elif kind == "prim::Exit" and _is_region(node.inputsAt(0)):
-                states.pop()
-                node.destroy()
-            elif kind == "prim::GetAttr" and region_class(node.output().type()) is not None:
-                self._read_object(node)
-            elif kind == "prim::GetAttr" and _is_region(node.inputsAt(0)):
-                node.output().replaceAllUsesWith(
-                    self._field(node.inputsAt(0), _FIELDS.index(node.s("name")), node)
-                )
-                node.destroy()
-            elif kind == "prim::SetAttr" and _is_region(node.inputsAt(0)):
-                raise LoweringError(
-                    "autocast",
-                    "a region object is changed after it was made",
-                    source=source_of(node),
-                    advice="make a second region with the other arguments",
-                )
-            elif kind in queries.QUERIES:
-                queries.answer(self._editor, node, states[-1])
-            else:
-                parts = self._expand(self._editor, node, states[-1])
-                if parts is not None:
-                    pending.extend(reversed(parts))
+            if not kind.startswith("prim::"):
+                if kind in queries.QUERIES:
+                    queries.answer(self._editor, node, states[-1])
                     continue
+                site = Site(node, states[-1], path)
+                parts = self._expand(self._editor, site)
+                if parts is None:
+                    self.sites.append(site)
+                else:
+                    pending.extend(reversed(parts))
+            elif kind in _HANDLERS and _HANDLERS[kind](self, node, states):
+                pass
+            else:
                 for inner in node.blocks():
-                    self.block(inner, states[-1])
-                if not kind.startswith("prim::"):
-                    self.sites.append(Site(node, states[-1]))
+                    self.block(inner, states[-1], path)
 
-    def _construct(self, node: Node, state: ProgramState) -> None:
+    def construct(self, node: Node, states: list[ProgramState]) -> bool:
         """Put a tuple in the place of an object and its constructor."""
+        if not is_region_constructor(node):
+            return False
+        editor, state = self._editor, states[-1]
         region = node.inputsAt(0)
         name = region_class(region.type())
         assert name is not None
         given = dict(zip(self._parameters(node), node.inputs(), strict=True))
-        editor = self._editor
         device = given.get("device_type") or editor.constant_before(node, _REGION_CLASSES[name])
-        dtype = given.get("dtype")
-        cache = given.get("cache_enabled")
-        if dtype is None or is_none(dtype):
-            dtype = queries.dtype_of(editor, node, device, state)
-        elif dtype.type().kind() == "OptionalType":
-            ambient = queries.dtype_of(editor, node, device, state)
-            dtype = editor.before(node, _OTHERWISE.format(type="int"), dtype, ambient)
-        ambient_cache = queries.as_value(editor, node, state.cache_enabled)
-        if cache is None or is_none(cache):
-            cache = ambient_cache
-        elif cache.type().kind() == "OptionalType":
-            cache = editor.before(node, _OTHERWISE.format(type="bool"), cache, ambient_cache)
+        dtype = self._or_ambient(node, given.get("dtype"), "int_or", device, state)
+        cache = self._or_ambient(node, given.get("cache_enabled"), "bool_or", None, state)
         enabled = given.get("enabled") or editor.constant_before(node, True)
-        self._replace(region, node, (device, dtype, enabled, cache))
-        node.destroy()
-        if not region.uses():
-            region.node().destroy()
-
-    def _replace(self, region: Value, node: Node, fields: Sequence[Value]) -> None:
-        made = self._editor.node_before(node, "prim::TupleConstruct", *fields)
+        made = editor.node_before(node, "prim::TupleConstruct", device, dtype, enabled, cache)
         made.output().setType(_region_tuple())
         region.replaceAllUsesAfterNodeWith(node, made.output())
+        node.destroy()
+        region.node().destroy()
+        return True
+
+    def _or_ambient(
+        self,
+        node: Node,
+        given: Value | None,
+        choose: str,
+        device: Value | None,
+        state: ProgramState,
+    ) -> Value:
+        """An argument of a region, or what the state around it says if it is None."""
+        if given is not None and not is_none(given) and given.type().kind() != "OptionalType":
+            return given
+        if device is not None:
+            ambient = queries.dtype_of(self._editor, node, device, state)
+        else:
+            ambient = self._editor.value_before(node, state.cache_enabled)
+        if given is None or is_none(given):
+            return ambient
+        return self._editor.call_before(node, helper(choose), given, ambient)
+
+    def enter(self, node: Node, states: list[ProgramState]) -> bool:
+        """Begin a region."""
+        region = node.inputsAt(0)
+        if not _is_region(region):
+            return False
+        states.append(self._state_inside(node, states[-1]))
+        node.output().replaceAllUsesWith(region)
+        node.destroy()
+        return True
+
+    def leave(self, node: Node, states: list[ProgramState]) -> bool:
+        """End the innermost region."""
+        if not _is_region(node.inputsAt(0)):
+            return False
+        states.pop()
+        node.destroy()
+        return True
+
+    def read(self, node: Node, states: list[ProgramState]) -> bool:
+        """Read a field of a region, or a region that is kept in something else."""
+        if region_class(node.output().type()) is not None:
+            self._read_object(node)
+            return True
+        if not _is_region(node.inputsAt(0)):
+            return False
+        field = self._field(node.inputsAt(0), _FIELDS.index(node.s("name")), node)
+        node.output().replaceAllUsesWith(field)
+        node.destroy()
+        return True
+
+    def change(self, node: Node, states: list[ProgramState]) -> bool:
+        """Refuse a change of a region."""
+        if not _is_region(node.inputsAt(0)):
+            return False
+        raise LoweringError(
+            "autocast",
+            "a region object is changed after it was made",
+            source=source_of(node),
+            advice="make a second region with the other arguments",
+        )
 
     def _read_object(self, node: Node) -> None:
-        """Read a region object that is an attribute of something, field by field."""
+        """Make a tuple of a region object that is read from an attribute."""
         editor = self._editor
         region = node.output()
-        following = list(region.uses())
-        if not following:
-            return
-        types = dict(zip(_FIELDS, _region_tuple().containedTypes(), strict=True))
-        fields = []
-        after = editor.node_before(node, "prim::TupleConstruct")
-        after.moveAfter(node)
-        for name in _FIELDS[:3]:
-            read = editor.node_before(after, "prim::GetAttr", region)
+        made = editor.node_before(node, "prim::TupleConstruct")
+        made.moveAfter(node)
+        for index, name in enumerate(_FIELDS[:3]):
+            read = editor.node_before(made, "prim::GetAttr", region)
             read.s_("name", name)
-            read.output().setType(types[name])
-            fields.append(read.output())
-        fields.append(editor.constant_before(after, True))
-        for value in fields:
-            after.addInput(value)
-        after.output().setType(_region_tuple())
-        region.replaceAllUsesAfterNodeWith(after, after.output())
+            read.output().setType(_field_type(index))
+            made.addInput(read.output())
+        made.addInput(editor.constant_before(made, True))
+        made.output().setType(_region_tuple())
+        region.replaceAllUsesAfterNodeWith(made, made.output())
 
     def _field(self, region: Value, index: int, node: Node) -> Value:
         """One field of a region's tuple, as a constant where it is the same on every way there."""
         made_by = region.node()
         if made_by.kind() == "prim::TupleConstruct":
             return made_by.inputsAt(index)
-        if made_by.kind() == "prim::If":
-            ways = [
-                self._field(list(way.outputs())[region.offset()], index, way.returnNode())
-                for way in made_by.blocks()
-            ]
-            if all(map(is_constant, ways)):
-                first, second = map(constant, ways)
-                if first == second:
-                    return self._editor.constant_before(node, first)
+        same = _known_field(region, index)
+        if same is not None:
+            return self._editor.constant_before(node, same)
         at = self._editor.constant_before(node, index)
         read = self._editor.node_before(node, "prim::TupleIndex", region, at)
-        read.output().setType(_region_tuple().containedTypes()[index])
+        read.output().setType(_field_type(index))
         return read.output()
 
-    def _enter(self, node: Node, state: ProgramState) -> ProgramState:
-        """The state inside a region; removes the node that begins it."""
+    def _state_inside(self, node: Node, state: ProgramState) -> ProgramState:
         editor = self._editor
         region = node.inputsAt(0)
         device, dtype, enabled, cache = (self._field(region, i, node) for i in range(4))
-        if state.outermost is None:
-            self._entered += 1
-            state = replace(state, outermost=self._entered)
         state = replace(state, cache_enabled=constant(cache) if is_constant(cache) else cache)
-        names = [constant(device)] if is_constant(device) else list(state.devices)
-        for name in names:
-            if name not in state.devices:
-                raise LoweringError(
-                    "autocast",
-                    f"device type {name!r} has no autocast in torch {torch.__version__}",
-                    source=source_of(node),
-                    advice="use one of " + ", ".join(state.devices),
+        if state.cache is None:
+            state = replace(state, cache=editor.cast_cache_before(node))
+        if is_constant(device):
+            name = _device_type(constant(device), state, node)
+            return state.with_device(name, self._region(node, name, dtype, enabled))
+        for name, outside in state.devices.items():
+            inside = self._region(node, name, dtype, enabled)
+            this = editor.constant_before(node, name)
+            target, default = (
+                editor.call_before(
+                    node,
+                    helper("inside_if"),
+                    device,
+                    this,
+                    editor.value_before(node, first),
+                    editor.value_before(node, second),
                 )
-            inside = _validated(editor, node, name, dtype, enabled)
-            if not is_constant(device):
-                inside = _chosen(editor, node, name, device, inside, state.devices[name])
-            state = state.with_device(name, inside)
-        node.output().replaceAllUsesWith(region)
-        node.destroy()
+                for first, second in (
+                    (inside.target, outside.target),
+                    (inside.dtype, outside.dtype),
+                )
+            )
+            state = state.with_device(name, DeviceRegion(target, default))
         return state
 
-
-def _is_region(value: Value) -> bool:
-    return region_class(value.type()) is not None or value.type() == _region_tuple()
-
-
-_OTHERWISE = """
-def otherwise(given: Optional[{type}], ambient: {type}) -> {type}:
-    return ambient if given is None else given
-"""
-
-_IS_SUPPORTED = """
-def is_supported(enabled: bool, dtype: int, supported: List[int]) -> bool:
-    return enabled and dtype in supported
-"""
-
-_CHOOSE = """
-def choose(device: str, name: str, inside: {type}, outside: {type}) -> {type}:
-    return inside if device == name else outside
-"""
-
-
-def _validated(editor: Editor, node: Node, name: str, dtype: Value, enabled: Value) -> DeviceRegion:
-    """The region's own state: a dtype that the device does not support disables it."""
-    supported = supported_codes(name)
-    if not is_constant(dtype):
-        allowed = editor.shared_constant(("supported", name), list(supported))
-        return DeviceRegion(editor.before(node, _IS_SUPPORTED, enabled, dtype, allowed), dtype)
-    code = constant(dtype)
-    if code in supported:
-        return DeviceRegion(constant(enabled) if is_constant(enabled) else enabled, code)
-    if not is_constant(enabled) or constant(enabled):
-        names = dtypes_by_code()
-        warnings.warn(
-            f"In {name.upper()} autocast, but the target dtype {names[code]} is not supported. "
-            "Disabling autocast.\n"
-            f"{name.upper()} Autocast only supports dtypes of "
-            + ", ".join(str(names[each]) for each in supported)
-            + f" currently.\n  at {source_of(node)}",
-            stacklevel=2,
+    def _region(self, node: Node, name: str, dtype: Value, enabled: Value) -> DeviceRegion:
+        """A region's own state: a dtype that the device does not support disables it."""
+        supported = supported_codes(name)
+        code: int | Value = constant(dtype) if is_constant(dtype) else dtype
+        if is_constant(enabled) and not constant(enabled):
+            return DeviceRegion(OFF, code)
+        if isinstance(code, int) and is_constant(enabled):
+            if code not in supported:
+                warnings.warn(_unsupported(name, supported, node), stacklevel=2)
+                code = OFF
+            return DeviceRegion(code, constant(dtype))
+        editor = self._editor
+        target = editor.call_before(
+            node,
+            helper("region_target"),
+            enabled,
+            dtype,
+            editor.constant_before(node, list(supported)),
+            editor.constant_before(node, _unsupported(name, supported, node)),
         )
-    return DeviceRegion(False, code)
+        return DeviceRegion(target, code)
 
 
-def _chosen(
-    editor: Editor,
-    node: Node,
-    name: str,
-    device: Value,
-    inside: DeviceRegion,
-    outside: DeviceRegion,
-) -> DeviceRegion:
-    """The state of one device type in a region whose device is known while running."""
-    this = editor.constant_before(node, name)
+_HANDLERS: dict[str, Callable[[_Walk, Node, list[ProgramState]], bool]] = {
+    "prim::CallMethod": _Walk.construct,
+    "prim::Enter": _Walk.enter,
+    "prim::Exit": _Walk.leave,
+    "prim::GetAttr": _Walk.read,
+    "prim::SetAttr": _Walk.change,
+}
+"""What to do with the nodes that may be about a region; False where one is not."""
 
-    def either(first: object, second: object, kind: str) -> Value:
-        values = (queries.as_value(editor, node, each) for each in (first, second))
-        return editor.before(node, _CHOOSE.format(type=kind), device, this, *values)
 
-    return DeviceRegion(
-        either(inside.enabled, outside.enabled, "bool"), either(inside.dtype, outside.dtype, "int")
+def _known_field(region: Value, index: int) -> Any:
+    """A field that is the same constant on both ways of a branch, or None."""
+    made_by = region.node()
+    if made_by.kind() == "prim::TupleConstruct":
+        value = made_by.inputsAt(index)
+        return constant(value) if is_constant(value) else None
+    if made_by.kind() != "prim::If":
+        return None
+    ways = [list(way.outputs())[region.offset()] for way in made_by.blocks()]
+    first, second = (_known_field(way, index) for way in ways)
+    return first if first == second else None
+
+
+def _device_type(name: str, state: ProgramState, node: Node) -> str:
+    device_type = name.partition(":")[0]
+    if device_type not in state.devices:
+        raise LoweringError(
+            "autocast",
+            f"device type {name!r} has no autocast in torch {torch.__version__}",
+            source=source_of(node),
+            advice="use one of " + ", ".join(state.devices),
+        )
+    return device_type
+
+
+def _unsupported(name: str, supported: Sequence[int], node: Node) -> str:
+    names = ", ".join(str(dtypes_by_code()[code]) for code in supported)
+    return (
+        f"In {name.upper()} autocast, but the target dtype is not supported. Disabling autocast.\n"
+        f"{name.upper()} Autocast only supports dtypes of {names} currently.\n"
+        f"  at {source_of(node)}"
     )

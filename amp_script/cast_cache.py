@@ -1,0 +1,101 @@
+"""The ambient cast cache: casts of weights that outlive one call of a scripted program.
+
+Eager autocast casts a leaf tensor once in the outermost region, however many calls it spans, so
+that its gradients add up in lower precision and weights are cast once. A scripted program that is
+called in the caller's region must do the same, over calls, so its casts are kept here for as long
+as eager autocast keeps its own.
+
+When eager autocast drops its casts (the outermost region ends, or someone clears the cache) is
+found out by a witness: a tensor of ours that goes through eager's cache. Its cast dies with the
+cache, and takes ours along.
+
+Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptDict``,
+``torch._C._DisableTorchDispatch``.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+
+from .jit_state import AmbientState
+
+__all__ = ["ambient_cast_cache", "in_region"]
+
+
+class _Caches(threading.local):
+    """The thread's casts, those made in inference mode apart: gradients cannot use them."""
+
+    def __init__(self) -> None:
+        self.by_mode: dict[bool, tuple[weakref.ref[torch.Tensor], torch._C.ScriptDict]] = {}
+
+
+_caches = _Caches()
+_witness = torch.zeros(1, 1, requires_grad=True)
+
+
+def in_region(state: AmbientState) -> bool:
+    """Whether the calling thread is in an autocast region, enabled or not.
+
+    Args:
+        state: the thread's autocast state.
+    """
+    if state.any_enabled:
+        return True
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return bool(nesting > 1)
+
+
+def ambient_cast_cache() -> torch._C.ScriptDict:
+    """The casts of leaf tensors made so far in the calling thread's outermost region."""
+    mode = torch.is_inference_mode_enabled()
+    found = _caches.by_mode.get(mode)
+    if found is not None and found[0]() is not None:
+        return found[1]
+    witnessed = _cast_through_eager_cache()
+    by_mode = _caches.by_mode
+
+    def forget(died: weakref.ref[torch.Tensor]) -> None:
+        if mode in by_mode and by_mode[mode][0] is died:
+            del by_mode[mode]
+
+    cache = torch._C.ScriptDict({_witness: torch.zeros(0)})
+    by_mode[mode] = weakref.ref(witnessed, forget), cache
+    return cache
+
+
+def _cast_through_eager_cache() -> torch.Tensor:
+    """The cast of the witness that eager autocast has in its cache, made if need be."""
+    seen: list[torch.Tensor] = []
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        seen.append(saved)
+        return saved
+
+    before = (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+    )
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch._C._DisableTorchDispatch(),
+        torch._C.DisableTorchFunction(),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved),
+    ):
+        _set_state(True, torch.bfloat16, True)
+        try:
+            torch.mm(_witness, _witness)
+        finally:
+            _set_state(*before)
+    return seen[0]
+
+
+def _set_state(enabled: bool, dtype: torch.dtype, cache_enabled: bool) -> None:
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", dtype)
+    torch.set_autocast_cache_enabled(cache_enabled)
