@@ -11,6 +11,7 @@ from .callees import Callees
 from .calls import inline_calls
 from .casts import insert_casts
 from .cleanup import fold, tidy
+from .composites import expand_composites
 from .regions import resolve_regions
 from .state import ProgramState
 
@@ -50,11 +51,10 @@ def lower_graph(
         else:
             cache = None
         start = ProgramState.of(state, cache)
-        sites = resolve_regions(editor, start, callees.parameters, _keep)
+        regions = resolve_regions(editor, start, callees.parameters)
+        expand_composites(graph, regions.active)
+        sites = regions.remove()
         keep_addmm_whole(editor, sites)
         insert_casts(editor, sites)
         tidy(graph)
 
-
-def _keep(editor: Editor, site: object) -> None:
-    return None

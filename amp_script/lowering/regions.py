@@ -3,7 +3,7 @@
 TorchScript compiles ``with autocast(...)`` to an object, ``prim::Enter`` and ``prim::Exit``, which
 nest inside one block whatever the control flow. Region objects become tuples of what their
 constructor was given, wherever they are kept; one walk over the program with a stack of states
-then answers the queries it meets, and removes begins and ends.
+then answers the queries it meets.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ._graph import (
     is_none,
     source_of,
 )
+from .composites.registry import may_be_composite
 from .helpers import helper
 from .state import OFF, DeviceRegion, ProgramState, supported_codes
 
@@ -67,6 +68,50 @@ def is_region_constructor(node: Node) -> bool:
     )
 
 
+class Regions:
+    """Where regions begin and end in a graph, and the state that is on at each place.
+
+    Args:
+        editor: of the graph.
+        start: the state at the start.
+    """
+
+    def __init__(self, editor: Editor, start: ProgramState) -> None:
+        self._editor = editor
+        self._start = start
+        self._inside: dict[Node, ProgramState] = {}
+        self._composites: dict[Node, ProgramState] = {}
+
+    def active(self, composite: Node) -> Sequence[str]:
+        """The device types on which autocast is on, or may be, at an operator that may be one."""
+        return [name for name, _ in self._composites[composite].active()]
+
+    def remove(self) -> list[Site]:
+        """Remove every begin and end, and return the operators in the order in which they run."""
+        sites: list[Site] = []
+        self._remove_from(self._editor.graph.block(), self._start, (), sites)
+        return sites
+
+    def _remove_from(
+        self, block: Block, state: ProgramState, path: tuple[int, ...], sites: list[Site]
+    ) -> None:
+        states = [state]
+        path = (*path, len(sites))
+        for node in list(block.nodes()):
+            kind = node.kind()
+            if not kind.startswith("prim::"):
+                sites.append(Site(node, states[-1], path))
+            elif node in self._inside:
+                states.append(self._inside[node])
+                node.destroy()
+            elif kind == "prim::Exit" and _is_region(node.inputsAt(0)):
+                states.pop()
+                node.destroy()
+            else:
+                for number, inner in enumerate(node.blocks()):
+                    self._remove_from(inner, states[-1], (*path, number), sites)
+
+
 @dataclass(frozen=True)
 class Site:
     """An operator and the autocast state it runs in.
@@ -74,7 +119,7 @@ class Site:
     Attributes:
         node: the operator.
         state: what autocast does there.
-        path: numbers of the blocks that the operator is in, the outermost first.
+        path: numbers that tell the blocks that the operator is in, the outermost first.
     """
 
     node: Node
@@ -82,30 +127,19 @@ class Site:
     path: tuple[int, ...]
 
 
-Expand = Callable[[Editor, Site], "Sequence[Node] | None"]
-
-
-def resolve_regions(
-    editor: Editor, state: ProgramState, parameters: Parameters, expand: Expand
-) -> list[Site]:
-    """Remove regions and queries from the graph, and tell in which state each operator runs.
+def resolve_regions(editor: Editor, start: ProgramState, parameters: Parameters) -> Regions:
+    """Find the state at every place in a graph, and answer its questions about it.
 
     Args:
         editor: of the graph to change.
-        state: the state at the start.
+        start: the state at the start.
         parameters: the parameter names of the constructor that a node calls.
-        expand: puts the parts of a composite operator in its place and returns them, or None.
-
-    Returns:
-        The operators that are left, in the order in which they run.
 
     Raises:
         LoweringError: a region object is changed after it was made.
     """
     _retype(editor.graph)
-    walk = _Walk(editor, parameters, expand)
-    walk.block(editor.graph.block(), state, ())
-    return walk.sites
+    return _Walk(editor, start, parameters).regions
 
 
 @lru_cache(maxsize=1)
@@ -164,37 +198,24 @@ def _is_region(value: Value) -> bool:
 class _Walk:
     """One walk over a graph, block by block, in the order in which it runs."""
 
-    def __init__(self, editor: Editor, parameters: Parameters, expand: Expand) -> None:
-        self.sites: list[Site] = []
+    def __init__(self, editor: Editor, start: ProgramState, parameters: Parameters) -> None:
+        self.regions = Regions(editor, start)
         self._editor = editor
         self._parameters = parameters
-        self._expand = expand
-        self._blocks = 0
+        self._block(editor.graph.block(), start)
 
-    def block(self, block: Block, state: ProgramState, path: tuple[int, ...]) -> None:
-        """Walk a block that begins in the given state."""
-        self._blocks += 1
-        path = (*path, self._blocks)
+    def _block(self, block: Block, state: ProgramState) -> None:
         states = [state]
-        pending = list(block.nodes())[::-1]
-        while pending:
-            node = pending.pop()
+        for node in list(block.nodes()):
             kind = node.kind()
             if not kind.startswith("prim::"):
                 if kind in queries.QUERIES:
                     queries.answer(self._editor, node, states[-1])
-                    continue
-                site = Site(node, states[-1], path)
-                parts = self._expand(self._editor, site)
-                if parts is None:
-                    self.sites.append(site)
-                else:
-                    pending.extend(reversed(parts))
-            elif kind in _HANDLERS and _HANDLERS[kind](self, node, states):
-                pass
-            else:
+                elif may_be_composite(kind):
+                    self.regions._composites[node] = states[-1]
+            elif kind not in _HANDLERS or not _HANDLERS[kind](self, node, states):
                 for inner in node.blocks():
-                    self.block(inner, states[-1], path)
+                    self._block(inner, states[-1])
 
     def construct(self, node: Node, states: list[ProgramState]) -> bool:
         """Put a tuple in the place of an object and its constructor."""
@@ -241,8 +262,8 @@ class _Walk:
         if not _is_region(region):
             return False
         states.append(self._state_inside(node, states[-1]))
+        self.regions._inside[node] = states[-1]
         node.output().replaceAllUsesWith(region)
-        node.destroy()
         return True
 
     def leave(self, node: Node, states: list[ProgramState]) -> bool:
@@ -250,7 +271,6 @@ class _Walk:
         if not _is_region(node.inputsAt(0)):
             return False
         states.pop()
-        node.destroy()
         return True
 
     def read(self, node: Node, states: list[ProgramState]) -> bool:
