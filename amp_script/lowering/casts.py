@@ -26,7 +26,7 @@ from ._graph import (
     source_of,
 )
 from .helpers import helper
-from .known import KnownCasts
+from .known import KnownCasts, may_be_leaf
 from .regions import Site
 from .state import DeviceRegion
 
@@ -117,11 +117,16 @@ class _Operator:
         known, path = self._known, self._site.path
         if known.is_right(value, target):
             return value
+        cached = cached and may_be_leaf(value)
         before = known.made(value, target, path)
         if before is not None:
-            return self._call_cast("cast_again", (value, before), target, cached)
-        made = self._call_cast("cast", (value,), target, cached)
-        known.add(value, target, path, made)
+            made = self._call_cast("cast_again", (value, before), target, cached)
+        else:
+            made = self._call_cast("cast", (value,), target, cached)
+            known.add(value, target, path, made)
+        if not cached:
+            # The cache may hold a cast of a leaf to the dtype of another region.
+            known.add_right(made, target)
         return made
 
     def _cast_list(self, value: Value, target: int | Value, cached: bool) -> Value:

@@ -34,6 +34,20 @@ _LIKE_ALL = frozenset(
 )
 """Operators whose tensor arguments must have one dtype, which is the result's."""
 
+_NEVER_LEAF = _LIKE_ALL | frozenset(
+    f"aten::{name}"
+    for name in """
+    add batch_norm div embedding exp gelu group_norm layer_norm log_softmax mean mul permute relu
+    reshape select sigmoid silu slice softmax sub sum tanh transpose unsqueeze view
+    """.split()
+)
+"""Operators whose result is a tensor of its own, so that it is no leaf with gradients."""
+
+
+def may_be_leaf(value: Value) -> bool:
+    """Whether the value may be a leaf tensor with gradients, whose casts eager autocast caches."""
+    return value.node().kind() not in _NEVER_LEAF
+
 
 class KnownCasts:
     """The casts written so far into one graph.
@@ -50,7 +64,7 @@ class KnownCasts:
         self._right: set[tuple[Value, int | Value]] = set()
 
     def add(self, value: Value, target: int | Value, path: tuple[int, ...], made: Value) -> None:
-        """Remember a cast.
+        """Remember a cast that can be used again.
 
         Args:
             value: what was cast.
@@ -59,7 +73,10 @@ class KnownCasts:
             made: the result.
         """
         self._made.setdefault((value, target), []).append((path, made))
-        self._right.add((made, target))
+
+    def add_right(self, value: Value, target: int | Value) -> None:
+        """Remember that a cast of the value to the target changes nothing."""
+        self._right.add((value, target))
 
     def made(self, value: Value, target: int | Value, path: tuple[int, ...]) -> Value | None:
         """An earlier cast of the value that can be reached from a block, or None.
@@ -94,8 +111,9 @@ class KnownCasts:
             return not _takes_dtype(node) and self.is_right(node.inputsAt(0), target)
         if kind in _LIKE_ALL or kind in _PROMOTED:
             tensors = [each for each in node.inputs() if is_tensor(each)]
-            if kind in _PROMOTED and len(tensors) != 2:
-                return False
+        if kind in _LIKE_ALL:
+            return any(self.is_right(each, target) for each in tensors)
+        if kind in _PROMOTED and len(tensors) == 2:
             return all(self.is_right(each, target) for each in tensors)
         return False
 
