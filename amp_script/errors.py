@@ -114,6 +114,10 @@ class StructureError(AmpScriptError, TypeError):
         )
 
 
+class StubsError(AmpScriptError, RuntimeError):
+    """Type stubs that cannot be found, written or made; the message says which and why."""
+
+
 class TracingError(AmpScriptError, RuntimeError):
     """A model, or the inputs given with it, that cannot be traced and frozen exactly."""
 
@@ -127,8 +131,10 @@ class VerificationError(AmpScriptError, AssertionError):
 
     Attributes:
         report: the :class:`amp_script.verification.VerificationReport`.
+        explanation: what in the model is at the bottom of it, where that is known, or ``""``.
     """
 
-    def __init__(self, report: VerificationReport) -> None:
+    def __init__(self, report: VerificationReport, explanation: str = "") -> None:
         self.report = report
-        super().__init__(str(report))
+        self.explanation = explanation
+        super().__init__(str(report) + explanation)

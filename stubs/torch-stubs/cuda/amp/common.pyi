@@ -1,0 +1,3 @@
+__all__ = ["amp_definitely_not_available"]
+
+def amp_definitely_not_available() -> bool: ...
