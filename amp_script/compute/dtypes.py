@@ -24,7 +24,7 @@ from amp_script.lowering._graph import (
 
 from .operators import KEEP_DTYPE, KINDS, PROMOTE
 
-__all__ = ["Dtypes", "infer"]
+__all__ = ["Dtypes", "cast_dtype", "infer", "input_name"]
 
 
 class Dtypes:
@@ -56,13 +56,18 @@ def infer(graph: Graph, inputs: Mapping[str, torch.dtype]) -> Dtypes:
 
     Args:
         graph: a frozen graph, with its calls inlined.
-        inputs: dtypes of tensor inputs by their names in the graph.
+        inputs: dtypes of tensor inputs by their names.
     """
     dtypes = Dtypes()
     for value in graph.inputs():
-        dtypes.set(value, inputs.get(value.debugName()))
+        dtypes.set(value, inputs.get(input_name(value)))
     _infer_block(graph.block(), dtypes)
     return dtypes
+
+
+def input_name(value: Value) -> str:
+    """The name that a graph's input has in the method's schema: without the graph's suffix."""
+    return str(value.debugName().split(".")[0])
 
 
 def _infer_block(block: Block, dtypes: Dtypes) -> None:

@@ -16,6 +16,8 @@ from amp_script.metadata import InputSpec
 
 from .constants import StoredConstants, fold_casts
 from .plans import Plan
+from .prepack import AS_PACKED, prepack, weighted_inputs
+from .sizes import sizes_on_examples
 from .upcast import upcast
 
 __all__ = ["CppModule", "Program"]
@@ -51,17 +53,25 @@ class Program:
         names = cpp_module._method_names()
         stored = {name: cpp_module._get_method(name).graph for name in names}
         graphs = {name: graph.copy() for name, graph in stored.items()}
-        self.changed = sum(
-            len(upcast(graph, dtypes if name == "forward" else {}, plan.kinds))
+        changed = {
+            name: upcast(graph, dtypes if name == "forward" else {}, plan.kinds)
             for name, graph in graphs.items()
-        )
+        }
+        self.changed = sum(map(len, changed.values()))
         self._stored = StoredConstants(stored.values())
-        fold_casts(list(graphs.values()), self._stored)
+        self._threads = torch.get_num_threads()
+        taken = fold_casts(list(graphs.values()), self._stored)
+        if plan.name == "packed" and changed.get("forward"):
+            forward = graphs["forward"]
+            names = weighted_inputs(forward, changed["forward"])
+            sizes = sizes_on_examples(forward, cpp_module, inputs, names)
+            prepack(forward, changed["forward"], sizes, taken)
         self._functions = {name: _Function(name, graph) for name, graph in graphs.items()}
 
     def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:
         """Call a method with all its arguments by position."""
-        return self._functions[name](cpp_module, arguments)
+        as_packed = torch.get_num_threads() == self._threads
+        return self._functions[name](cpp_module, arguments, as_packed)
 
     def put_back(self) -> None:
         """Make the module's own graphs whole again."""
@@ -72,14 +82,16 @@ class _Function:
     """A graph as a function; it takes the module only where it reads an attribute."""
 
     def __init__(self, name: str, graph: Graph) -> None:
-        self._takes_module = bool(next(graph.inputs()).uses())
+        module, *_, last = graph.inputs()
+        self._takes_module = bool(module.uses())
+        self._asks_threads = last.debugName() == AS_PACKED
         if not self._takes_module:
             graph.eraseInput(0)
         function: Any = torch._C._create_function_from_graph(name, graph)
         function._set_ignore_amp(True)
         self._function = function
 
-    def __call__(self, cpp_module: CppModule, arguments: list[Any]) -> Any:
-        if self._takes_module:
-            return self._function(cpp_module, *arguments)
-        return self._function(*arguments)
+    def __call__(self, cpp_module: CppModule, arguments: list[Any], as_packed: bool) -> Any:
+        before = [cpp_module] if self._takes_module else []
+        after = [as_packed] if self._asks_threads else []
+        return self._function(*before, *arguments, *after)

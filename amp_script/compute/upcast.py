@@ -32,6 +32,7 @@ from amp_script.lowering._graph import (
 from .dtypes import Dtypes, cast_dtype, infer
 from .operators import KINDS
 from .processor import Kind
+from .templates import insert
 
 __all__ = ["REDUCED", "upcast"]
 
@@ -70,19 +71,20 @@ def upcast(
     graph: Graph,
     inputs: Mapping[str, torch.dtype],
     kinds: Mapping[torch.dtype, Collection[Kind]],
-) -> list[Node]:
+) -> set[str]:
     """Run operators of the given kinds in float32 where they work on a reduced dtype.
 
     Args:
         graph: a frozen graph, changed in place; it must not have run yet. Casts of constants are
             left in it, for :mod:`amp_script.compute.constants` to fold.
-        inputs: dtypes of tensor inputs by their names in the graph.
+        inputs: dtypes of tensor inputs by their names.
         kinds: kinds of operator to change, by the dtype that they work on.
 
     Returns:
-        The operators that were changed.
+        Names of the float32 results of the operators that were changed, before rounding.
     """
     torch._C._jit_pass_inline(graph)
+    torch._C._jit_pass_constant_propagation(graph)
     torch._C._jit_pass_remove_mutation(graph)
     torch._C._jit_pass_cse(graph)
     _take_apart_constant_lists(graph)
@@ -111,9 +113,9 @@ class _Upcast:
         self._dtypes = dtypes
         self._kinds = kinds
         self._written = _written(graph)
-        self._changed: list[Node] = []
+        self._changed: set[str] = set()
 
-    def run(self) -> list[Node]:
+    def run(self) -> set[str]:
         self._in_block(self._editor.graph.block(), {})
         return self._changed
 
@@ -147,11 +149,11 @@ class _Upcast:
         for output in list(node.outputs()):
             if is_tensor(output) and output.uses():
                 self._round(output, following, code, dtype)
-        self._changed.append(node)
 
     def _round(self, output: Value, following: Node, code: Value, dtype: torch.dtype) -> None:
-        rounded = self._editor.before(following, _ROUND, output, code)
+        rounded = insert(self._editor, following, _ROUND, output, code)
         output.replaceAllUsesAfterNodeWith(rounded.node(), rounded)
+        self._changed.add(output.debugName())
         self._dtypes.set(output, torch.float32)
         self._dtypes.set(rounded, dtype)
         if output.debugName() in self._written:
@@ -167,13 +169,13 @@ class _Upcast:
         if is_tensor(value) and known is not None:
             return self._wide(node, value, wide)
         if is_tensor(value):
-            return self._editor.before(node, _WIDEN_FLOATING, value)
+            return insert(self._editor, node, _WIDEN_FLOATING, value)
         if is_optional_tensor(value) and not is_none(value):
-            return self._editor.before(node, _WIDEN_OPTIONAL, value)
+            return insert(self._editor, node, _WIDEN_OPTIONAL, value)
         if not is_tensor_list(value):
             return None
         if value.node().kind() != "prim::ListConstruct" or self._is_written(value):
-            return self._editor.before(node, _WIDEN_LIST, value)
+            return insert(self._editor, node, _WIDEN_LIST, value)
         parts = [self._widened(node, part, dtype, wide) or part for part in value.node().inputs()]
         made = self._editor.node_before(node, "prim::ListConstruct", *parts)
         made.output().setType(value.type())
@@ -183,7 +185,7 @@ class _Upcast:
         name = value.debugName()
         if name in wide:
             return wide[name]
-        widened = self._editor.before(node, _WIDEN, value)
+        widened = insert(self._editor, node, _WIDEN, value)
         self._dtypes.set(widened, torch.float32)
         if not self._is_written(value):
             wide[name] = widened

@@ -1,0 +1,316 @@
+"""The packing pass: oneDNN kernels whose weights are reordered once, when a program is loaded.
+
+Linear layers and convolutions that the upcast pass has put in float32 get their constant weights in
+the layout that oneDNN's kernels read, which saves the reordering on each call; convolutions also
+work on channels-last memory. Activations stay where they are: oneDNN's fused ReLU turns NaN into
+zero, which eager mode does not.
+
+The best layout of a convolution's weights depends on its input's sizes and on the number of
+threads, and another one is reordered by a slow routine on every call. So a packed convolution asks
+for both, and takes its weights through the plain layout where they are not those it was packed for.
+
+A packed weight cannot be saved: ``torch.jit.save`` writes such a graph without its weights. It
+lives in the plan's own graph alone.
+
+Private names used here, present in torch 2.6 to 2.15: the operators named in this file, and
+``prim::ConstantMKLDNNTensor``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from amp_script.lowering._graph import (
+    Editor,
+    Graph,
+    Node,
+    Value,
+    constant,
+    is_constant,
+    is_tensor,
+    nodes_of,
+)
+
+from .constants import Stored
+from .templates import insert
+
+__all__ = ["AS_PACKED", "prepack", "weighted_inputs"]
+
+AS_PACKED: Final = "as_packed"
+"""Name of the graph input that says whether it runs on as many threads as it was packed on."""
+
+_SMALLEST_LINEAR: Final = 1 << 16
+"""Elements of a linear layer's weight from which packing pays: below, the call itself costs more
+than the product (measured: 64 by 64 is 5 times slower packed, 768 by 768 a fifth faster)."""
+
+_FEWEST_ROWS: Final = 4
+"""Rows of a linear layer's input from which packing pays (measured: 1 row is up to 1.7 times
+slower packed, 4 rows are faster)."""
+
+_LINEAR = """
+def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+"""
+
+_CONVOLUTION = """
+def convolution(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], packed_for: List[int], as_packed: bool,
+    stride: List[int], padding: List[int], dilation: List[int], groups: int
+) -> Tensor:
+    if not as_packed or x.size() != packed_for:
+        weight = weight.to_dense()
+    return torch.ops.mkldnn._convolution_pointwise(
+        x, weight, bias, padding, stride, dilation, groups, "none", [], "")
+"""
+
+_TRANSPOSED = """
+def transposed(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor],
+    stride: List[int], padding: List[int], dilation: List[int], output_padding: List[int],
+    groups: int
+) -> Tensor:
+    return torch.ops.mkldnn._convolution_transpose_pointwise(
+        x, weight, bias, padding, output_padding, stride, dilation, groups, "none", [], "")
+"""
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Where a convolution's arguments are among its node's inputs."""
+
+    stride: int
+    padding: int
+    dilation: int
+    groups: int
+    output_padding: int | None = None
+    transposed: int | None = None
+
+    def is_transposed(self, inputs: Sequence[Value]) -> bool:
+        """Whether the convolution is a transposed one, by its kind or by its argument."""
+        if self.transposed is not None:
+            return bool(constant(inputs[self.transposed]))
+        return self.output_padding is not None
+
+
+_CONVOLUTIONS: Final[Mapping[str, _Arguments]] = {
+    "aten::_convolution": _Arguments(3, 4, 5, 8, output_padding=7, transposed=6),
+    "aten::convolution": _Arguments(3, 4, 5, 8, output_padding=7, transposed=6),
+    "aten::conv2d": _Arguments(3, 4, 5, 6),
+    "aten::conv3d": _Arguments(3, 4, 5, 6),
+    "aten::conv_transpose2d": _Arguments(3, 4, 7, 6, output_padding=5),
+    "aten::conv_transpose3d": _Arguments(3, 4, 7, 6, output_padding=5),
+}
+
+_CONTIGUOUS = """
+def contiguous(x: Tensor) -> Tensor:
+    return x.contiguous()
+"""
+
+_CONTAINERS: Final = ("prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct")
+
+_ORDER_SENSITIVE: Final = frozenset(
+    {
+        "aten::_reshape_alias",
+        "aten::_unsafe_view",
+        "aten::as_strided",
+        "aten::is_contiguous",
+        "aten::stride",
+        "aten::view_as",
+        "aten::view_as_complex",
+        "aten::view_as_real",
+    }
+)
+"""Operators that see how memory is laid out; a program with one keeps its convolutions."""
+
+
+def weighted_inputs(graph: Graph, changed: Collection[str]) -> set[str]:
+    """Names of the inputs of the layers that :func:`prepack` may change: it needs their sizes."""
+    return {
+        node.inputsAt(0).debugName()
+        for node in nodes_of(graph)
+        if node.kind() == "aten::linear" or node.kind() in _CONVOLUTIONS
+        if node.output().debugName() in changed
+    }
+
+
+def prepack(
+    graph: Graph,
+    changed: Collection[str],
+    sizes: Mapping[str, Sequence[int]],
+    taken: Mapping[int, Stored],
+) -> None:
+    """Give layers that run in float32 packed weights.
+
+    Args:
+        graph: a graph after the upcast pass, its casts of constants folded; changed in place. It
+            gets one more input: whether it runs on as many threads as it was packed on.
+        changed: names of the results that the upcast pass computes in float32.
+        sizes: sizes of the layers' inputs by name; layers whose input is not in it stay.
+        taken: the constants that were taken out of the storable graphs, by address. They are
+            recovered from the packed weights from now on.
+    """
+    _Packer(graph, sizes, taken).run(changed)
+
+
+class _Packer:
+    """One run of the pass over one graph."""
+
+    def __init__(
+        self, graph: Graph, sizes: Mapping[str, Sequence[int]], taken: Mapping[int, Stored]
+    ) -> None:
+        self._editor = Editor(graph)
+        self._sizes = sizes
+        self._taken = taken
+        self._nodes = nodes_of(graph)
+        self._first = next(graph.nodes())
+        self._packed: dict[object, Value] = {}
+        self._as_packed = graph.addInput(AS_PACKED)
+        self._as_packed.setType(torch._C.BoolType.get())
+
+    def run(self, changed: Collection[str]) -> None:
+        any_order = self._may_take_any_order()
+        convolutions = False
+        for node in self._nodes:
+            if node.outputsSize() != 1 or node.output().debugName() not in changed:
+                continue
+            if node.kind() == "aten::linear":
+                self._pack_linear(node)
+            elif node.kind() in _CONVOLUTIONS and any_order:
+                convolutions |= self._pack_convolution(node, _CONVOLUTIONS[node.kind()])
+        if convolutions:
+            self._allow_any_order()
+
+    def _pack_linear(self, node: Node) -> None:
+        x, weight, bias = node.inputs()
+        sizes, shape = self._sizes.get(x.debugName()), _shape(weight)
+        if sizes is None or len(shape) != 2 or math.prod(shape) < _SMALLEST_LINEAR:
+            return
+        rows = math.prod(sizes[:-1])
+        if rows < _FEWEST_ROWS:
+            return
+        packed = self._packed_weight(weight, torch.ops.mkldnn._reorder_linear_weight, rows)
+        self._replace(node, insert(self._editor, node, _LINEAR, x, packed, bias))
+
+    def _pack_convolution(self, node: Node, at: _Arguments) -> bool:
+        """Give one convolution a oneDNN kernel if there is one; returns whether there is."""
+        x, weight, bias, *_ = inputs = list(node.inputs())
+        sizes, shape = self._sizes.get(x.debugName()), _shape(weight)
+        options = [inputs[index] for index in (at.stride, at.padding, at.dilation)]
+        if sizes is None or len(shape) not in (4, 5) or len(sizes) != len(shape):
+            return False
+        if not all(_is_list(value) for value in options):
+            return False
+        groups = inputs[at.groups]
+        if at.is_transposed(inputs):
+            options.append(inputs[at.output_padding or 0])
+            value = insert(self._editor, node, _TRANSPOSED, x, weight, bias, *options, groups)
+        else:
+            stride, padding, dilation = (constant(option) for option in options)
+            packed = self._packed_weight(
+                weight,
+                torch.ops.mkldnn._reorder_convolution_weight,
+                *(padding, stride, dilation, constant(groups), list(sizes)),
+            )
+            size = self._editor.constant_before(node, list(sizes))
+            value = insert(
+                self._editor,
+                node,
+                _CONVOLUTION,
+                x,
+                packed,
+                bias,
+                size,
+                self._as_packed,
+                *options,
+                groups,
+            )
+        self._replace(node, value)
+        return True
+
+    def _packed_weight(
+        self, weight: Value, reorder: Callable[..., torch.Tensor], *arguments: object
+    ) -> Value:
+        """The packed form of a constant, made once for each way of packing it."""
+        tensor: torch.Tensor = constant(weight)
+        key = (tensor.data_ptr(), str(arguments))
+        if key not in self._packed:
+            packed = reorder(tensor, *arguments)
+            holder = self._editor.node_before(self._first, "prim::ConstantMKLDNNTensor")
+            holder.t_("value", packed)
+            self._packed[key] = holder.output()
+            if tensor.data_ptr() in self._taken:
+                self._taken[tensor.data_ptr()].recover = _Unpack(packed, tensor.stride())
+        return self._packed[key]
+
+    def _replace(self, node: Node, value: Value) -> None:
+        weight = node.inputsAt(1)
+        node.output().replaceAllUsesWith(value)
+        node.destroy()
+        if not weight.uses():
+            weight.node().destroy()
+
+    def _may_take_any_order(self) -> bool:
+        """Whether nothing in the graph sees how the memory of a convolution's result is laid out,
+        but for operators that :meth:`_allow_any_order` can change.
+        """
+        aliases: Any = self._editor.graph.alias_db()
+        return not any(
+            node.kind() in _ORDER_SENSITIVE
+            or (node.kind() == "aten::view" and aliases.has_writers(node.output()))
+            for node in self._nodes
+        )
+
+    def _allow_any_order(self) -> None:
+        """Let views be copies where they must, and give results in the usual order."""
+        for node in nodes_of(self._editor.graph):
+            if node.schema().startswith("aten::view("):
+                inputs = list(node.inputs())
+                reshaped = self._editor.node_before(node, "aten::reshape", *inputs).output()
+                reshaped.setType(node.output().type())
+                node.output().replaceAllUsesWith(reshaped)
+                node.destroy()
+        end = self._editor.graph.return_node()
+        for index, value in enumerate(list(end.inputs())):
+            end.replaceInput(index, self._in_usual_order(value))
+
+    def _in_usual_order(self, value: Value) -> Value:
+        """The value with its tensors in contiguous memory, as far as containers are built here."""
+        node = value.node()
+        if is_tensor(value):
+            return insert(self._editor, self._editor.graph.return_node(), _CONTIGUOUS, value)
+        if node.kind() in _CONTAINERS and len(value.uses()) == 1:
+            for index, item in enumerate(list(node.inputs())):
+                if is_tensor(item):
+                    node.replaceInput(index, insert(self._editor, node, _CONTIGUOUS, item))
+        return value
+
+
+class _Unpack:
+    """Returns a packed weight in its plain layout again."""
+
+    def __init__(self, packed: torch.Tensor, stride: Sequence[int]) -> None:
+        self._packed = packed
+        self._stride = stride
+
+    def __call__(self) -> torch.Tensor:
+        plain = self._packed.to_dense()
+        if plain.stride() == self._stride:
+            return plain
+        return torch.empty_strided(plain.shape, self._stride).copy_(plain)
+
+
+def _shape(weight: Value) -> torch.Size:
+    """Sizes of a constant float32 weight; none for any other value."""
+    held = constant(weight) if is_constant(weight) else None
+    if isinstance(held, torch.Tensor) and held.dtype is torch.float32:
+        return held.shape
+    return torch.Size()
+
+
+def _is_list(value: Value) -> bool:
+    return is_constant(value) and isinstance(constant(value), list)

@@ -1,0 +1,110 @@
+"""Which sizes values have on the example inputs: one run of the program on zeros tells.
+
+Private names used here, present in torch 2.6 to 2.15: ``torch._C._create_function_from_graph``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amp_script.lowering._graph import Editor, Graph, Value
+from amp_script.metadata import InputSpec
+
+from .dtypes import input_name
+from .templates import insert
+
+__all__ = ["sizes_on_examples"]
+
+_SIZE = """
+def size(x: Tensor) -> List[int]:
+    return x.size()
+"""
+
+
+def sizes_on_examples(
+    graph: Graph, cpp_module: Any, inputs: Sequence[InputSpec], names: Collection[str]
+) -> dict[str, tuple[int, ...]]:
+    """Run a program on zeros of the example inputs' sizes, and return the sizes of some values.
+
+    Args:
+        graph: the program; it is left as it is.
+        cpp_module: what the graph's first input stands for.
+        inputs: specs of the other inputs.
+        names: tensors to measure. Those inside a branch or a loop are left out.
+
+    Returns:
+        Sizes by name; nothing at all where an input's size is not known or the program does not
+        take zeros, such as one that checks its inputs.
+    """
+    try:
+        arguments = [_Example(inputs).of(value) for value in list(graph.inputs())[1:]]
+    except LookupError:
+        return {}
+    probe = graph.copy()
+    # A copy numbers its values anew, so that they correspond by their order alone.
+    pairs = zip(_results(graph), _results(probe), strict=True)
+    found = {of.debugName(): value for of, value in pairs if of.debugName() in names}
+    _return_sizes(probe, list(found.values()))
+    function = torch._C._create_function_from_graph("sizes", probe)
+    try:
+        with torch.no_grad():
+            sizes = function(cpp_module, *arguments)
+    except RuntimeError:
+        return {}
+    return {name: tuple(size) for name, size in zip(found, sizes, strict=True)}
+
+
+def _results(graph: Graph) -> list[Value]:
+    return [value for node in graph.nodes() for value in node.outputs()]
+
+
+def _return_sizes(graph: Graph, values: Sequence[Value]) -> None:
+    """Make a graph return a tuple of the sizes of the values."""
+    editor = Editor(graph)
+    end = graph.return_node()
+    sizes = [insert(editor, end, _SIZE, value) for value in values]
+    result = editor.node_before(end, "prim::TupleConstruct", *sizes).output()
+    result.setType(torch._C.TupleType([size.type() for size in sizes]))
+    for _ in list(graph.outputs()):
+        graph.eraseOutput(0)
+    graph.registerOutput(result)
+    torch._C._jit_pass_dce(graph)
+
+
+class _Example:
+    """Zeros for an input of any type, by the specs of the tensors in it."""
+
+    def __init__(self, inputs: Sequence[InputSpec]) -> None:
+        self._specs: Mapping[str, InputSpec] = {spec.name: spec for spec in inputs}
+
+    def of(self, value: Value) -> Any:
+        return self._make(value.type(), input_name(value))
+
+    def _make(self, kind: Any, path: str) -> Any:
+        if kind.kind() == "TensorType":
+            spec = self._specs[path]
+            if spec.dtype is None or spec.shape is None or None in spec.shape:
+                raise LookupError(path)
+            return torch.zeros([size or 0 for size in spec.shape], dtype=spec.dtype)
+        if kind.kind() == "TupleType":
+            parts = enumerate(kind.elements())
+            return tuple(self._make(part, f"{path}[{index}]") for index, part in parts)
+        if kind.kind() == "ListType":
+            return [self._make(kind.getElementType(), inner) for inner in self._inside(path)]
+        if kind.kind() == "DictType":
+            return {
+                ast.literal_eval(inner[len(path) + 1 : -1]): self._make(kind.getValueType(), inner)
+                for inner in self._inside(path)
+            }
+        raise LookupError(path)
+
+    def _inside(self, path: str) -> list[str]:
+        """Paths of the items of a list or dictionary, in order."""
+        item = re.compile(re.escape(path) + r"\[('[^']*'|\d+)\]")
+        found = [match.group() for name in self._specs if (match := item.match(name))]
+        return list(dict.fromkeys(found))
