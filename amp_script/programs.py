@@ -5,8 +5,7 @@ is what is saved, and what C++ and other scripted code call. The others are func
 take the module as their first argument, so that there is one set of parameters and nothing to keep
 in step.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._C.CompilationUnit``,
-``torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``.
+Private names used here, present in torch 2.6 to 2.15: ````torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 
 from .cast_cache import ambient_cast_cache, in_region
 from .jit_state import AmbientState, shield
-from .lowering import Callees, lower_graph
+from .lowering import Entry, Functions, changes, lower_prepared
 
 Compiled: TypeAlias = "torch._C.ScriptFunction | torch._C.ScriptMethod"
 
@@ -35,16 +34,18 @@ class Program:
 
     def __init__(self, name: str, compiled: Compiled) -> None:
         self.name = name
-        self.source = compiled.graph.copy()
+        self.source: torch._C.Graph = compiled.graph.copy()
         self._compiled = compiled
         self._parameters = compiled.schema.arguments
-        self._unit = torch._C.CompilationUnit()
         self._variants: dict[AmbientState, torch._C.ScriptFunction] = {}
         self._lock = threading.Lock()
 
     def lower(self) -> None:
         """Lower the compiled function or method itself, for a call outside every region."""
-        lower_graph(self._compiled.graph, outside(), originals)
+        graph = self._compiled.graph
+        if changes(originals.contents(self.name), outside_entry()):
+            originals.prepare(graph)
+            lower_prepared(graph, outside_entry(), originals)
 
     def variant(self, state: AmbientState) -> torch._C.ScriptFunction:
         """The program lowered for an ambient state.
@@ -54,10 +55,8 @@ class Program:
         with self._lock:
             found = self._variants.get(state)
             if found is None:
-                graph = self.source.copy()
-                lower_graph(graph, state, originals, given_cache=True)
-                name = f"{self.name}_{len(self._variants)}"
-                found = self._variants[state] = self._unit.create_function(name, graph)
+                entry = Entry.of(state, in_region=True)
+                found = self._variants[state] = originals.lowered(self.name, entry)
         return found
 
     def call(self, compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -122,15 +121,18 @@ def add_program(name: str, compiled: Compiled) -> Program:
     return program
 
 
-class _Originals(Callees):
-    """Finds bodies as they were before lowering, so that a caller's regions reach into them."""
+class _Functions(Functions):
+    """All functions of the process; of those that are lowered in place, as they were before."""
 
     def graph_named(self, name: str) -> torch._C.Graph | None:
         program = programs.get(name)
         return program.source if program else super().graph_named(name)
 
+    def is_lowered_itself(self, name: str, entry: Entry) -> bool:
+        return name in programs and entry == outside_entry()
 
-originals = _Originals()
+
+originals = _Functions(lower_prepared)
 
 
 @lru_cache(maxsize=1)
@@ -141,3 +143,9 @@ def outside() -> AmbientState:
     thread.start()
     thread.join()
     return found[0]
+
+
+@lru_cache(maxsize=1)
+def outside_entry() -> Entry:
+    """The state of a program that is called outside every region."""
+    return Entry.of(outside(), in_region=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .private_types import compile_module
 from .programs import Program, add_program, programs
 
 __all__ = ["LoweredFunction", "LoweredMethod", "LoweredModule", "script"]
@@ -102,10 +103,7 @@ def script(obj: Any) -> Any:
 
 
 def _script_module(module: torch.nn.Module) -> LoweredModule:
-    recursive = torch.jit._recursive
-    compiled = recursive.create_script_module(
-        module, recursive.infer_methods_to_compile, share_types=False
-    )
+    compiled = compile_module(module)
     methods = {}
     for each in compiled.modules():
         for name in each._c._method_names():

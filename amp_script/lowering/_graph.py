@@ -10,6 +10,7 @@ named in :mod:`amp_script.lowering.cleanup`.
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,21 +130,9 @@ def compiled_function(
         names: what the text refers to.
     """
     draft = torch._C.CompilationUnit()
-    draft.define(source, names.get)
+    draft.define(source, {**vars(builtins), **names}.get)
     (function,) = draft.get_functions()
     return _unit.create_function(qualified_name, function.graph)
-
-
-@lru_cache(maxsize=None)
-def _caller(function: torch._C.ScriptFunction) -> Graph:
-    """A graph that calls the function with its own inputs."""
-    arguments = function.schema.arguments
-    parameters = ", ".join(f"{each.name}: {each.type.annotation_str}" for each in arguments)
-    passed = ", ".join(each.name for each in arguments)
-    unit = torch._C.CompilationUnit()
-    unit.define(f"def call({parameters}):\n    return f({passed})\n", {"f": function}.get)
-    graph: Graph = unit.find_function("call").graph
-    return graph
 
 
 class Editor:
@@ -156,23 +145,25 @@ class Editor:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._constants: dict[object, Value] = {}
-        self._functions: dict[str, tuple[Value, torch._C.Type]] = {}
+        self._functions: dict[str, Value] = {}
 
     def call_before(self, node: Node, function: torch._C.ScriptFunction, *inputs: Value) -> Value:
         """Insert a call of a compiled function before ``node``, and return what it returns."""
+        (result,) = function.schema.returns
+        call = self.node_before(node, "prim::CallFunction", self._function(function), *inputs)
+        call.copyMetadata(node)
+        call.output().setType(result.type)
+        return call.output()
+
+    def _function(self, function: torch._C.ScriptFunction) -> Value:
+        """The constant at the top of the graph that stands for a function."""
         name = function.qualified_name
-        known = self._functions.get(name)
-        if known is None:
-            (output,) = self.graph_before(node, _caller(function), inputs)
-            callee = output.node().inputsAt(0)
-            callee.node().moveBefore(next(self.graph.nodes()))
-            self._functions[name] = callee, output.type()
-        else:
-            callee, kind = known
-            output = self.node_before(node, "prim::CallFunction", callee, *inputs).output()
-            output.setType(kind)
-        output.node().copyMetadata(node)
-        return output
+        if name not in self._functions:
+            made = self.node_before(self.first(), "prim::Constant")
+            made.s_("name", function.name)
+            made.output().setType(torch._C._jit_try_infer_type(function).type())
+            self._functions[name] = made.output()
+        return self._functions[name]
 
     def graph_before(self, node: Node, callee: Graph, inputs: Sequence[Value]) -> list[Value]:
         """Copy the body of a graph to before ``node`` and return what it returns."""
@@ -200,11 +191,15 @@ class Editor:
         made.setType(torch._C.ListType(element))
         return made
 
-    def add_cast_cache_input(self) -> Value:
-        """Give the graph another input, of type ``Dict[Tensor, Tensor]``."""
-        cache = self.graph.addInput("cast_cache")
-        cache.setType(cast_cache_type())
-        return cache
+    def first(self) -> Node:
+        """The node to insert before to be at the top of the graph."""
+        return next(self.graph.nodes(), self.graph.return_node())
+
+    def add_input(self, name: str, kind: torch._C.Type) -> Value:
+        """Give the graph another input."""
+        value = self.graph.addInput(name)
+        value.setType(kind)
+        return value
 
     def cast_cache_before(self, node: Node) -> Value:
         """Insert the construction of an empty ``Dict[Tensor, Tensor]``."""
@@ -222,6 +217,5 @@ class Editor:
     def shared_constant(self, key: object, value: object) -> Value:
         """A constant at the top of the graph, inserted once for each hashable ``key``."""
         if key not in self._constants:
-            first = next(self.graph.nodes(), self.graph.return_node())
-            self._constants[key] = self.constant_before(first, value)
+            self._constants[key] = self.constant_before(self.first(), value)
         return self._constants[key]

@@ -42,6 +42,8 @@ def insert_casts(editor: Editor, sites: Sequence[Site]) -> None:
     """
     known = KnownCasts(editor.graph, sites)
     for site in sites:
+        if site.node.kind().startswith("prim::"):
+            continue
         schema = site.node.schema()
         for device_type, region in site.state.active():
             rule = rule_of(device_type, schema)

@@ -2,7 +2,7 @@
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C._jit_pass_peephole``,
 ``_jit_pass_constant_propagation_immutable_types``, ``_jit_pass_constant_pooling``,
-``_jit_pass_dce``, ``_jit_pass_erase_shape_information``, ``_jit_pass_lint``.
+``_jit_pass_dce``, ``_jit_pass_erase_shape_information``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ def fold(graph: Graph) -> None:
 
 
 def tidy(graph: Graph) -> None:
-    """Fold what became constant by lowering, and leave a sound graph."""
+    """Fold what became constant by lowering, and drop what nothing uses."""
     torch._C._jit_pass_constant_propagation_immutable_types(graph)
     torch._C._jit_pass_dce(graph)
     torch._C._jit_pass_constant_pooling(graph)
-    torch._C._jit_pass_lint(graph)

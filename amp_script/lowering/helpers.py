@@ -20,6 +20,9 @@ from ._graph import compiled_function
 
 Function = torch._C.ScriptFunction
 
+PREFIX = "__torch__.amp_script."
+"""How the qualified names of these functions, and of lowered copies, begin."""
+
 _ASKED_BY_FLAG = frozenset({"cpu", "cuda", "xpu", "mps", "mtia", "maia", "ipu", "xla"})
 """Device types for which TorchScript has an attribute such as ``x.is_cuda``."""
 
@@ -177,7 +180,7 @@ def helper(name: str, device_type: str = "") -> Function:
     """
     scope: dict[str, object] = {"torch": torch, "warnings": warnings}
     if not device_type:
-        return compiled_function(f"__torch__.amp_script.{name}", _GENERIC_SOURCES[name], scope)
+        return compiled_function(PREFIX + name, _GENERIC_SOURCES[name], scope)
     on_device = " or ".join(
         f"x.is_{each}" if each in _ASKED_BY_FLAG else f"x.device.type == '{each}'"
         for each in policy.eligible_device_types(device_type)
@@ -188,7 +191,7 @@ def helper(name: str, device_type: str = "") -> Function:
         add_to_cache=_ADD_TO_CACHE[_cached_casts_are_differentiable()],
     )
     scope |= {called: helper(called, device_type) for called in _CALLS.get(name, ())}
-    return compiled_function(f"__torch__.amp_script.{device_type}.{name}", source, scope)
+    return compiled_function(f"{PREFIX}{device_type}.{name}", source, scope)
 
 
 @lru_cache(maxsize=None)

@@ -58,7 +58,7 @@ class KnownCasts:
     """
 
     def __init__(self, graph: Graph, sites: Sequence[Site]) -> None:
-        writes = any("!" in site.node.schema() for site in sites)
+        writes = any(_may_write(site.node) for site in sites)
         self._aliases = graph.alias_db() if writes else None
         self._made: dict[tuple[Value, int | Value], list[tuple[tuple[int, ...], Value]]] = {}
         self._right: set[tuple[Value, int | Value]] = set()
@@ -119,6 +119,11 @@ class KnownCasts:
 
     def _is_written(self, value: Value) -> bool:
         return self._aliases is not None and bool(self._aliases.has_writers(value))
+
+
+def _may_write(node: Node) -> bool:
+    """Whether the node may change a tensor in place."""
+    return node.kind().startswith("prim::") or "!" in node.schema()
 
 
 def _takes_dtype(node: Node) -> bool:

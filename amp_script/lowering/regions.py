@@ -43,6 +43,9 @@ _REGION_CLASSES = {
 }
 """The classes that TorchScript's own pass knows by name, and the device type each stands for."""
 
+_REACHING = frozenset({"prim::CallMethod", "prim::CallFunction", "prim::fork", "prim::PythonOp"})
+"""Nodes that run something outside the graph."""
+
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 
 _FIELDS = ("device", "fast_dtype", "_enabled", "_cache_enabled")
@@ -57,15 +60,6 @@ def region_class(kind: torch._C.Type) -> str | None:
         return None
     name = _MANGLED.sub("", kind.qualified_name())
     return name if name in _REGION_CLASSES else None
-
-
-def is_region_constructor(node: Node) -> bool:
-    """Whether the node calls the ``__init__`` of an autocast class."""
-    return (
-        node.kind() == "prim::CallMethod"
-        and node.s("name") == "__init__"
-        and region_class(node.inputsAt(0).type()) is not None
-    )
 
 
 class Regions:
@@ -99,7 +93,7 @@ class Regions:
         path = (*path, len(sites))
         for node in list(block.nodes()):
             kind = node.kind()
-            if not kind.startswith("prim::"):
+            if not kind.startswith("prim::") or kind in _REACHING:
                 sites.append(Site(node, states[-1], path))
             elif node in self._inside:
                 states.append(self._inside[node])
@@ -114,10 +108,10 @@ class Regions:
 
 @dataclass(frozen=True)
 class Site:
-    """An operator and the autocast state it runs in.
+    """An operator, or a call of something outside the graph, and the state it runs in.
 
     Attributes:
-        node: the operator.
+        node: the operator or call.
         state: what autocast does there.
         path: numbers that tell the blocks that the operator is in, the outermost first.
     """
@@ -219,12 +213,11 @@ class _Walk:
 
     def construct(self, node: Node, states: list[ProgramState]) -> bool:
         """Put a tuple in the place of an object and its constructor."""
-        if not is_region_constructor(node):
-            return False
-        editor, state = self._editor, states[-1]
         region = node.inputsAt(0)
         name = region_class(region.type())
-        assert name is not None
+        if name is None:
+            return False
+        editor, state = self._editor, states[-1]
         given = dict(zip(self._parameters(node), node.inputs(), strict=True))
         device = given.get("device_type") or editor.constant_before(node, _REGION_CLASSES[name])
         dtype = self._or_ambient(node, given.get("dtype"), "int_or", device, state)

@@ -9,7 +9,7 @@ import torch
 
 from ..devices import ROWS
 from ..jit_state import AmbientState
-from ._graph import Value, dtype_code, dtypes_by_code
+from ._graph import Editor, Value, cast_cache_type, dtype_code, dtypes_by_code
 
 OFF = -1
 """The target of a device type on which autocast is off."""
@@ -55,15 +55,6 @@ class ProgramState:
     cache_enabled: bool | Value
     cache: Value | None
 
-    @classmethod
-    def of(cls, ambient: AmbientState, cache: Value | None) -> ProgramState:
-        """The state at the start of a program that is called in the given ambient state."""
-        devices = {}
-        for name, state in ambient.devices:
-            code = dtype_code(state.dtype)
-            devices[name] = DeviceRegion(code if state.enabled else OFF, code)
-        return cls(devices, ambient.cache_enabled, cache)
-
     def active(self) -> list[tuple[str, DeviceRegion]]:
         """The device types on which autocast is on, or may be."""
         return [(name, region) for name, region in self.devices.items() if not region.is_off]
@@ -71,6 +62,79 @@ class ProgramState:
     def with_device(self, device_type: str, region: DeviceRegion) -> ProgramState:
         """The same state but for one device type."""
         return replace(self, devices={**self.devices, device_type: region})
+
+
+    def entry(self) -> tuple[Entry, list[Value]]:
+        """The state as a key, for lowering what is called in it, and the values it leaves open."""
+        open_values: list[Value] = []
+
+        def known(item: int | bool | Value) -> int | bool | None:
+            if isinstance(item, Value):
+                open_values.append(item)
+                return None
+            return item
+
+        devices = tuple(
+            (name, known(region.target), known(region.dtype))
+            for name, region in self.devices.items()
+        )
+        cache_enabled = known(self.cache_enabled)
+        if self.cache is not None:
+            open_values.append(self.cache)
+        assert not isinstance(cache_enabled, int) or isinstance(cache_enabled, bool)
+        return Entry(devices, cache_enabled, self.cache is not None), open_values
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The autocast state in which something is called, as far as it is known while lowering.
+
+    Attributes:
+        devices: for each device type with autocast its name, target and dtype, as in
+            :class:`DeviceRegion`, but None for what the caller gives as an argument.
+        cache_enabled: whether casts of leaf tensors are cached; None if the caller gives it.
+        in_region: whether the caller gives the casts made so far in the outermost region.
+    """
+
+    devices: tuple[tuple[str, int | None, int | None], ...]
+    cache_enabled: bool | None
+    in_region: bool
+
+    @classmethod
+    def of(cls, ambient: AmbientState, *, in_region: bool) -> Entry:
+        """The entry of a program that Python code calls in the given ambient state."""
+        devices = tuple(
+            (name, dtype_code(state.dtype) if state.enabled else OFF, dtype_code(state.dtype))
+            for name, state in ambient.devices
+        )
+        return cls(devices, ambient.cache_enabled, in_region)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The device types on which autocast is on, or may be."""
+        return tuple(name for name, target, _ in self.devices if target != OFF)
+
+    def start(self, editor: Editor) -> ProgramState:
+        """The state at the start of a graph, which gets inputs for what is not known."""
+
+        def item(known: int | None, name: str) -> int | Value:
+            return editor.add_input(name, torch._C.IntType.get()) if known is None else known
+
+        devices = {
+            name: DeviceRegion(item(target, f"{name}_target"), item(dtype, f"{name}_dtype"))
+            for name, target, dtype in self.devices
+        }
+        cache_enabled: bool | Value
+        if self.cache_enabled is None:
+            cache_enabled = editor.add_input("cache_enabled", torch._C.BoolType.get())
+        else:
+            cache_enabled = self.cache_enabled
+        cache: Value | None = None
+        if self.in_region:
+            cache = editor.add_input("cast_cache", cast_cache_type())
+        elif self.active:
+            cache = editor.cast_cache_before(editor.first())
+        return ProgramState(devices, cache_enabled, cache)
 
 
 @lru_cache(maxsize=None)

@@ -1,0 +1,210 @@
+"""What programs call: bodies as they were compiled, and lowered copies of them.
+
+A graph is lowered one function at a time. A call stays a call, of a copy of the callee that is
+lowered for the autocast state at the call; each callee is lowered once for each state, however
+often it is called, which keeps lowering fast and saved code readable. Small callees are inlined
+first, so that what is known about a value's dtype and casts is not lost at every layer.
+
+Private names used here, present in torch 2.6 to 2.15: ``torch.jit._state._python_cu``,
+``torch._C.CompilationUnit`` (``find_function``, ``create_function``), ``torch._C._jit_pass_inline``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..jit_state import jit_autocast_pass, shield
+from ._graph import Editor, Graph, Node, nodes_of
+from .cleanup import fold
+from .helpers import PREFIX
+from .regions import region_class
+from .state import Entry
+
+Function = torch._C.ScriptFunction
+
+_SMALL = 24
+"""A callee of at most so many nodes is inlined."""
+
+CALLS = frozenset({"prim::CallMethod", "prim::CallFunction"})
+
+Lower = Callable[[Graph, Entry, "Functions"], None]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a function does, in all that it calls.
+
+    Attributes:
+        schemas: the operators, each as the text of its schema.
+        kinds: the kinds of the nodes that are no operators.
+        has_regions: whether there is an autocast region.
+    """
+
+    schemas: frozenset[str]
+    kinds: frozenset[str]
+    has_regions: bool
+
+
+class Functions:
+    """The functions and methods that programs call, by qualified name.
+
+    Args:
+        lower: lowers a graph in place for a state.
+        unit: where to look bodies up; by default, where everything compiled in this process is.
+    """
+
+    def __init__(self, lower: Lower, unit: torch._C.CompilationUnit | None = None) -> None:
+        self._lower = lower
+        self._unit = torch.jit._state._python_cu if unit is None else unit
+        self._lowered_unit = torch._C.CompilationUnit()
+        self._prepared: dict[str, Graph] = {}
+        self._contents: dict[str, Contents] = {}
+        self._lowered: dict[tuple[str, Entry], Function] = {}
+        self._names: Counter[str] = Counter()
+
+    def graph_named(self, name: str) -> Graph | None:
+        """The body of a function or method as it was compiled; None if unknown."""
+        function = self._unit.find_function(name)
+        return None if function is None else function.graph
+
+    def is_lowered_itself(self, name: str, entry: Entry) -> bool:
+        """Whether the function or method itself, and not a copy, is lowered for calls in a state."""
+        return False
+
+    def parameters(self, node: Node) -> Sequence[str]:
+        """The parameter names of what the node calls."""
+        graph = self.graph_named(name_of(node))
+        assert graph is not None
+        return [value.debugName().partition(".")[0] for value in graph.inputs()]
+
+    def prepare(self, graph: Graph) -> None:
+        """Inline small callees into a graph, in place, and fold what is constant."""
+        with shield(), jit_autocast_pass(False):
+            editor = Editor(graph)
+            unknown = False
+            for node in nodes_of(graph):
+                if node.kind() not in CALLS or is_region_constructor(node):
+                    continue
+                name = name_of(node)
+                body = self.prepared(name)
+                if body is None:
+                    unknown = unknown or not is_interface_call(node)
+                elif _has_region_types(body) or _is_small(body):
+                    inline(editor, node, body)
+            if unknown:
+                torch._C._jit_pass_inline(graph)
+            fold(graph)
+
+    def prepared(self, name: str) -> Graph | None:
+        """The body of a function or method after :meth:`prepare`; not to be changed."""
+        if name not in self._prepared:
+            source = self.graph_named(name)
+            if source is None:
+                return None
+            body = source.copy()
+            self.prepare(body)
+            self._prepared[name] = body
+        return self._prepared[name]
+
+    def contents(self, name: str) -> Contents:
+        """What a function or method does, in all that it calls."""
+        if name not in self._contents:
+            body = self.prepared(name)
+            assert body is not None
+            self._contents[name] = self.contents_of(body)
+        return self._contents[name]
+
+    def contents_of(self, graph: Graph) -> Contents:
+        """What a prepared graph does, in all that it calls."""
+        schemas: set[str] = set()
+        kinds: set[str] = set()
+        has_regions = False
+        for node in nodes_of(graph):
+            kind = node.kind()
+            if not kind.startswith("prim::"):
+                schemas.add(node.schema())
+            elif kind in CALLS:
+                if is_region_constructor(node):
+                    has_regions = True
+                elif not is_interface_call(node):
+                    called = self.contents(name_of(node))
+                    schemas |= called.schemas
+                    kinds |= called.kinds
+                    has_regions = has_regions or called.has_regions
+            else:
+                kinds.add(kind)
+                if kind == "prim::Enter":
+                    has_regions = has_regions or region_class(node.inputsAt(0).type()) is not None
+        return Contents(frozenset(schemas), frozenset(kinds), has_regions)
+
+    def lowered(self, name: str, entry: Entry) -> Function:
+        """A copy of a function or method, lowered for calls in a state.
+
+        It takes the arguments of the original, a method's own object first, and then those that
+        the state is made of.
+        """
+        key = (name, entry)
+        if key not in self._lowered:
+            body = self.prepared(name)
+            assert body is not None
+            copy = body.copy()
+            self._lower(copy, entry, self)
+            self._lowered[key] = self._create(name, copy)
+        return self._lowered[key]
+
+    def _create(self, name: str, graph: Graph) -> Function:
+        short = "_".join(name.split(".")[-2:])
+        number = self._names[short]
+        self._names[short] += 1
+        qualified = f"{PREFIX}lowered.{short}_{number}"
+        return self._lowered_unit.create_function(qualified, graph)
+
+
+def name_of(node: Node) -> str:
+    """The qualified name of what a call node calls."""
+    called = node.inputsAt(0).type()
+    if node.kind() == "prim::CallFunction":
+        return str(called.annotation_str)
+    if is_interface_call(node):
+        return f"{called.annotation_str}.{node.s('name')}"
+    return f"{called.qualified_name()}.{node.s('name')}"
+
+
+def is_interface_call(node: Node) -> bool:
+    """Whether the body of the callee is known only while running."""
+    return node.kind() == "prim::CallMethod" and bool(
+        node.inputsAt(0).type().kind() == "InterfaceType"
+    )
+
+
+def is_region_constructor(node: Node) -> bool:
+    """Whether the node calls the ``__init__`` of an autocast class."""
+    return (
+        node.kind() == "prim::CallMethod"
+        and node.s("name") == "__init__"
+        and region_class(node.inputsAt(0).type()) is not None
+    )
+
+
+def inline(editor: Editor, node: Node, body: Graph) -> None:
+    """Put the body of what a node calls in the place of the call."""
+    given = list(node.inputs())
+    inputs = given if node.kind() == "prim::CallMethod" else given[1:]
+    for old, new in zip(node.outputs(), editor.graph_before(node, body, inputs), strict=True):
+        old.replaceAllUsesWith(new)
+    node.destroy()
+
+
+def _is_small(graph: Graph) -> bool:
+    return sum(1 for _ in zip(range(_SMALL + 1), graph.nodes())) <= _SMALL and all(
+        not list(node.blocks()) for node in graph.nodes()
+    )
+
+
+def _has_region_types(graph: Graph) -> bool:
+    values = [*graph.inputs(), *graph.outputs()]
+    return any("autocast_mode" in value.type().annotation_str for value in values)
