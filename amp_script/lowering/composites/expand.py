@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from ... import policy
-from .registry import Decomposition, decomposition, may_be_composite, nodes_of, operator_of
+from ..cleanup import fold
+from .registry import (
+    VARIES,
+    Decomposition,
+    Known,
+    decomposition,
+    may_be_composite,
+    nodes_of,
+    operator_of,
+)
 
-__all__ = ["expand_composites"]
+__all__ = ["body_of", "expand_composites", "keep_source"]
+
+_Graph = Any  # torch types no more than a part of its methods
 
 
 def expand_composites(
@@ -30,74 +40,32 @@ def expand_composites(
     """
     for node in list(nodes_of(graph)):
         if may_be_composite(node.kind()):
-            device_types = frozenset(active(node))
-            if device_types:
-                _expand(graph, node, device_types)
+            composite = decomposition(operator_of(node))
+            if composite is not None:
+                _expand(graph, node, composite, frozenset(active(node)), surely=False)
 
 
-def _expand(graph: torch._C.Graph, node: torch._C.Node, device_types: frozenset[str]) -> None:
+def body_of(node: torch._C.Node, device_types: frozenset[str]) -> torch._C.Graph:
+    """What to put in the place of a composite operator, taken apart until nothing is left to.
+
+    Args:
+        node: the operator, which has a decomposition.
+        device_types: what its tensors lie on is one of these.
+
+    Returns:
+        A graph with the operator's inputs and outputs, in which constants among the inputs, and
+        questions for the device, are answered.
+    """
     composite = decomposition(operator_of(node))
-    if composite is None:
-        return
-    listed = {name for name in device_types if policy.is_listed(name, composite.operator)}
-    if not any(composite.reaches(name) for name in device_types - listed):
-        return
-    before = node.prev()
-    with graph.insert_point_guard(node):
-        if listed:
-            results = _either(graph, node, sorted(listed), composite, device_types)
-        else:
-            results = graph.insertGraph(
-                _expanded(composite.operator, device_types), list(node.inputs())
-            )
-    _keep_source(before, node)
-    for old, new in zip(node.outputs(), results, strict=True):
-        new.setType(old.type())
-        old.replaceAllUsesWith(new)
-    node.destroy()
-
-
-@functools.cache
-def _expanded(operator: str, device_types: frozenset[str]) -> torch._C.Graph:
-    composite = decomposition(operator)
     assert composite is not None
-    graph = composite.graph()
-    expand_composites(graph, lambda node: () if operator_of(node) == operator else device_types)
-    torch._C._jit_pass_dce(graph)
-    return graph
+    known = list(map(_constant, node.inputs()))
+    key = (composite.operator, device_types, tuple((type(value), str(value)) for value in known))
+    if key not in _bodies:
+        _bodies[key] = _body(composite, device_types, known)
+    return _bodies[key]
 
 
-def _either(
-    graph: Any,  # torch types no more than a part of a graph's methods
-    node: torch._C.Node,
-    listed: list[str],
-    composite: Decomposition,
-    device_types: frozenset[str],
-) -> list[torch._C.Value]:
-    """Keep the operator where autocast knows it itself; take it apart on other devices."""
-    tensor = next(value for value in node.inputs() if str(value.type()) == "Tensor")
-    (known,) = graph.insertGraph(
-        Decomposition("", _is_on).graph(), [tensor, graph.insertConstant(listed)]
-    )
-    choice = graph.insertNode(graph.create("prim::If", [known], node.outputsSize()))
-    whole, parts = choice.addBlock(), choice.addBlock()
-    with graph.insert_point_guard(whole):
-        kept = graph.insertNode(graph.createClone(node, lambda value: value))
-        for output in kept.outputs():
-            whole.registerOutput(output)
-    with graph.insert_point_guard(parts):
-        for output in graph.insertGraph(
-            _expanded(composite.operator, device_types), list(node.inputs())
-        ):
-            parts.registerOutput(output)
-    return list(choice.outputs())
-
-
-def _is_on(tensor: torch.Tensor, device_types: list[str]) -> bool:
-    return tensor.device.type in device_types
-
-
-def _keep_source(before: torch._C.Node, node: torch._C.Node) -> None:
+def keep_source(before: torch._C.Node, node: torch._C.Node) -> None:
     """Give the nodes between two nodes, and those in their blocks, the second one's source."""
     new = node
     while (new := new.prev()) != before:
@@ -105,3 +73,120 @@ def _keep_source(before: torch._C.Node, node: torch._C.Node) -> None:
         for block in new.blocks():
             for inner in nodes_of(block):
                 inner.copyMetadata(node)
+
+
+_bodies: dict[tuple[object, ...], torch._C.Graph] = {}
+
+
+def _body(composite: Decomposition, device_types: frozenset[str], known: Known) -> torch._C.Graph:
+    graph = composite.graph(known)
+    _answer_constants(graph, known)
+    _answer_devices(graph, device_types)
+    fold(graph)
+    for node in list(nodes_of(graph)):
+        inner = decomposition(operator_of(node)) if may_be_composite(node.kind()) else None
+        if inner is not None and inner != composite:
+            _expand(graph, node, inner, device_types, surely=True)
+    return graph
+
+
+def _expand(
+    graph: _Graph,
+    node: torch._C.Node,
+    composite: Decomposition,
+    active: frozenset[str],
+    *,
+    surely: bool,
+) -> None:
+    """Take one operator apart for the device types on which autocast reaches into it.
+
+    ``surely``: its tensors lie on one of the active device types. Where they may lie elsewhere,
+    or where autocast knows the operator itself, the operator is kept beside its parts.
+    """
+    listed = {name for name in active if policy.is_listed(name, composite.operator)}
+    reached = frozenset(filter(composite.reaches, active - listed))
+    if not reached:
+        return
+    before = node.prev()
+    if surely and reached == active:
+        with graph.insert_point_guard(node):
+            results = graph.insertGraph(body_of(node, reached), list(node.inputs()))
+    else:
+        results = _choice(graph, node, reached)
+    keep_source(before, node)
+    for old, new in zip(node.outputs(), results, strict=True):
+        new.setType(old.type())
+        old.replaceAllUsesWith(new)
+    node.destroy()
+
+
+def _choice(
+    graph: _Graph, node: torch._C.Node, device_types: frozenset[str]
+) -> list[torch._C.Value]:
+    guard, tensor = _guard(node)
+    with graph.insert_point_guard(node):
+        inside = graph.insertGraph(guard, [tensor, graph.insertConstant(sorted(device_types))])
+        choice = graph.insertNode(graph.create("prim::If", inside, node.outputsSize()))
+    parts, whole = choice.addBlock(), choice.addBlock()
+    with graph.insert_point_guard(parts):
+        for output in graph.insertGraph(body_of(node, device_types), list(node.inputs())):
+            parts.registerOutput(output)
+    with graph.insert_point_guard(whole):
+        for output in graph.insertNode(graph.createClone(node, lambda value: value)).outputs():
+            whole.registerOutput(output)
+    return list(choice.outputs())
+
+
+def _guard(node: torch._C.Node) -> tuple[torch._C.Graph, torch._C.Value]:
+    """A graph that asks whether an operator's first tensor is on a device, and that tensor."""
+    for value in node.inputs():
+        if str(value.type()) == "Tensor":
+            return Decomposition("", _is_on).graph(), value
+        if str(value.type()) == "Tensor[]":
+            return Decomposition("", _is_first_on).graph(), value
+    raise AssertionError(f"{node.kind()} takes no tensor")
+
+
+def _is_on(tensor: torch.Tensor, device_types: list[str]) -> bool:
+    return tensor.device.type in device_types
+
+
+def _is_first_on(tensors: list[torch.Tensor], device_types: list[str]) -> bool:
+    return tensors[0].device.type in device_types
+
+
+def _constant(value: torch._C.Value) -> object:
+    """The value where the program holds it as a constant that TorchScript cannot change."""
+    node = value.node()
+    if node.kind() == "prim::Constant":
+        known = value.toIValue()
+        return known if isinstance(known, (int, float, str, type(None))) else VARIES
+    if node.kind() == "prim::ListConstruct" and len(value.uses()) == 1:
+        parts = list(map(_constant, node.inputs()))
+        return parts if parts and all(type(part) is int for part in parts) else VARIES
+    return VARIES
+
+
+def _answer_constants(graph: _Graph, known: Known) -> None:
+    with graph.insert_point_guard(next(graph.nodes())):
+        for value, constant in zip(list(graph.inputs()), known, strict=True):
+            if constant is not VARIES:
+                value.replaceAllUsesWith(graph.insertConstant(constant))
+
+
+_ON = {f"prim::is_{name}": name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia")}
+
+
+def _answer_devices(graph: _Graph, device_types: frozenset[str]) -> None:
+    for node in list(nodes_of(graph)):
+        kind = node.kind()
+        answer: object = None
+        if kind == "aten::cudnn_is_acceptable" and "cuda" not in device_types:
+            answer = False
+        elif kind in _ON and (len(device_types) == 1 or _ON[kind] not in device_types):
+            answer = _ON[kind] in device_types
+        elif kind == "prim::type" and len(device_types) == 1:
+            (answer,) = device_types
+        if answer is not None:
+            with graph.insert_point_guard(node):
+                node.output().replaceAllUsesWith(graph.insertConstant(answer))

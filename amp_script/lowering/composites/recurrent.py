@@ -4,8 +4,8 @@ A state is a list of tensors: ``[h]`` or, for an LSTM, ``[h, c]``. The weights o
 direction are ``w_ih``, ``w_hh`` and, where an LSTM projects its output, ``w_hr``; its biases are
 ``b_ih`` and ``b_hh``. A kind is ``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``.
 
-Where cuDNN does the whole layer, autocast casts everything before it, under the name of an internal
-operator; the layer is then called as it is on what was cast.
+Where cuDNN does the whole layer, autocast casts what goes in, under the name of an internal operator;
+the layer is then called as it is on what was cast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .probing import lowered
+from .probing import half_where_on
 from .registry import decomposes
 
 
@@ -281,7 +281,8 @@ def _layers(
     last: list[list[Tensor]] = []
     for joined in states:
         unbound.append(list(joined.unbind(0)))
-        last.append(torch.jit.annotate(list[Tensor], []))
+        none_yet: list[Tensor] = []
+        last.append(none_yet)
         assert len(unbound[-1]) == num_layers * directions, "Expected more hidden states"
     for layer in range(num_layers):
         outputs: list[Tensor] = []
@@ -399,9 +400,9 @@ def _lstm(
         )
     if torch.cudnn_is_acceptable(input):
         return torch.lstm(
-            lowered([input], input)[0],
-            lowered(hx, input),
-            lowered(params, input),
+            half_where_on([input], input)[0],
+            half_where_on(hx, input),
+            half_where_on(params, input),
             has_biases,
             num_layers,
             dropout,
@@ -443,10 +444,10 @@ def _lstm_data(
     assert len(hx) == 2, "lstm expects two hidden states"
     if torch.cudnn_is_acceptable(data):
         return torch.lstm(
-            lowered([data], data)[0],
+            half_where_on([data], data)[0],
             batch_sizes,
-            lowered(hx, data),
-            lowered(params, data),
+            half_where_on(hx, data),
+            half_where_on(params, data),
             has_biases,
             num_layers,
             dropout,
@@ -488,9 +489,9 @@ def _gru(
 ) -> tuple[Tensor, Tensor]:
     if torch.cudnn_is_acceptable(input):
         return torch.gru(
-            lowered([input], input)[0],
-            lowered([hx], input)[0],
-            lowered(params, input),
+            half_where_on([input], input)[0],
+            half_where_on([hx], input)[0],
+            half_where_on(params, input),
             has_biases,
             num_layers,
             dropout,
@@ -527,10 +528,10 @@ def _gru_data(
 ) -> tuple[Tensor, Tensor]:
     if torch.cudnn_is_acceptable(data):
         return torch.gru(
-            lowered([data], data)[0],
+            half_where_on([data], data)[0],
             batch_sizes,
-            lowered([hx], data)[0],
-            lowered(params, data),
+            half_where_on([hx], data)[0],
+            half_where_on(params, data),
             has_biases,
             num_layers,
             dropout,
@@ -558,9 +559,9 @@ def _rnn_tanh(
 ) -> tuple[Tensor, Tensor]:
     if torch.cudnn_is_acceptable(input):
         return torch.rnn_tanh(
-            lowered([input], input)[0],
-            lowered([hx], input)[0],
-            lowered(params, input),
+            half_where_on([input], input)[0],
+            half_where_on([hx], input)[0],
+            half_where_on(params, input),
             has_biases,
             num_layers,
             dropout,
@@ -597,10 +598,10 @@ def _rnn_tanh_data(
 ) -> tuple[Tensor, Tensor]:
     if torch.cudnn_is_acceptable(data):
         return torch.rnn_tanh(
-            lowered([data], data)[0],
+            half_where_on([data], data)[0],
             batch_sizes,
-            lowered([hx], data)[0],
-            lowered(params, data),
+            half_where_on([hx], data)[0],
+            half_where_on(params, data),
             has_biases,
             num_layers,
             dropout,
@@ -628,9 +629,9 @@ def _rnn_relu(
 ) -> tuple[Tensor, Tensor]:
     if torch.cudnn_is_acceptable(input):
         return torch.rnn_relu(
-            lowered([input], input)[0],
-            lowered([hx], input)[0],
-            lowered(params, input),
+            half_where_on([input], input)[0],
+            half_where_on([hx], input)[0],
+            half_where_on(params, input),
             has_biases,
             num_layers,
             dropout,
@@ -667,10 +668,10 @@ def _rnn_relu_data(
 ) -> tuple[Tensor, Tensor]:
     if torch.cudnn_is_acceptable(data):
         return torch.rnn_relu(
-            lowered([data], data)[0],
+            half_where_on([data], data)[0],
             batch_sizes,
-            lowered([hx], data)[0],
-            lowered(params, data),
+            half_where_on([hx], data)[0],
+            half_where_on(params, data),
             has_biases,
             num_layers,
             dropout,

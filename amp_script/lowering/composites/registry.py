@@ -9,18 +9,40 @@ operator itself, it means the operator as it is, with nothing cast inside.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
 from ... import policy
 from ...jit_state import jit_autocast_pass, shield
 
-__all__ = ["Decomposition", "decomposes", "decomposition", "decompositions", "may_be_composite"]
+__all__ = [
+    "VARIES",
+    "Decomposition",
+    "Known",
+    "decomposes",
+    "decomposition",
+    "decompositions",
+    "may_be_composite",
+    "nodes_of",
+    "operator_of",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+
+VARIES: Final = object()
+"""Stands for an argument that is known only when the program runs."""
+
+Known = Sequence[object]
+"""An operator's arguments: constants of the program, or :data:`VARIES`."""
+
+_Special = Callable[[Known], "torch.jit.ScriptFunction[..., Any] | None"]
+
+
+def _never_special(known: Known) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -30,14 +52,19 @@ class Decomposition:
     Attributes:
         operator: qualified name with overload, such as ``"aten::linalg_norm.ord_str"``.
         function: the function, not compiled yet; it takes the operator's arguments by position.
+        special: a compiled function that does the same for given constants, sooner; or None.
     """
 
     operator: str
     function: Callable[..., object]
+    special: _Special = _never_special
 
-    def graph(self) -> torch._C.Graph:
+    def graph(self, known: Known = ()) -> torch._C.Graph:
         """The function as a graph without calls, ready to be inserted; the caller's to change."""
-        graph: torch._C.Graph = _compiled(self.function).copy()
+        special = self.special(known) if known else None
+        graph: torch._C.Graph = (
+            _compiled(self.function).copy() if special is None else _without_calls(special)
+        )
         return graph
 
     def reaches(self, device_type: str) -> bool:
@@ -58,20 +85,21 @@ _NAMES: set[str] = set()
 
 
 def decomposes(
-    *operators: str, when: Callable[[], bool] = lambda: True
+    *operators: str, when: Callable[[], bool] | None = None, special: _Special = _never_special
 ) -> Callable[[_Function], _Function]:
     """Register a function as the decomposition of operators with the same parameters.
 
     Args:
         operators: qualified names with overload.
         when: asked once, on import: whether the installed torch's kernel works this way.
+        special: what to use instead where arguments are constants.
     """
 
     def register(function: _Function) -> _Function:
-        if when():
+        if when is None or when():
             for operator in operators:
                 assert operator not in _TABLE, f"{operator} is decomposed twice"
-                _TABLE[operator] = Decomposition(operator, function)
+                _TABLE[operator] = Decomposition(operator, function, special)
                 _NAMES.add(operator.partition(".")[0])
         return function
 
@@ -117,9 +145,21 @@ def _changes(operator: str, device_type: str) -> bool:
 @functools.cache
 def _compiled(function: Callable[..., object]) -> torch._C.Graph:
     with jit_autocast_pass(False), shield():
-        graph: torch._C.Graph = torch.jit.script(function).graph.copy()
+        return _without_calls(torch.jit.script(function))
+
+
+def _without_calls(function: torch.jit.ScriptFunction[..., Any]) -> torch._C.Graph:
+    graph: Any = function.graph.copy()
+    with jit_autocast_pass(False), shield():
         torch._C._jit_pass_inline(graph)
-        return graph
+    (result,) = graph.outputs()
+    if result.type().kind() == "TupleType":  # an operator has several outputs instead
+        types = result.type().elements()
+        unpack = graph.insertNode(graph.create("prim::TupleUnpack", [result], len(types)))
+        graph.eraseOutput(0)
+        for output, kind in zip(unpack.outputs(), types, strict=True):
+            graph.registerOutput(output.setType(kind))
+    return graph
 
 
 @functools.cache
