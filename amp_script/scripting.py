@@ -1,9 +1,6 @@
 """``script``: compile with TorchScript, lower the autocast regions, follow the caller's autocast.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive`` (
-``create_script_module``, ``infer_methods_to_compile``), ``torch._C._jit_script_compile``,
-``torch._jit_internal`` (``createResolutionCallbackFromClosure``, ``_qualified_name``),
-``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``), ``torch._C.ScriptModule``.
+Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptModule`` and its methods.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .private_types import compile_module
+from .compilation import compile_function, compile_module
 from .programs import Program, add_program, programs
 
 __all__ = ["LoweredFunction", "LoweredMethod", "LoweredModule", "script"]
@@ -116,11 +113,7 @@ def _script_module(module: torch.nn.Module) -> LoweredModule:
 
 
 def _script_function(function: Callable[..., Any]) -> LoweredFunction:
-    name = torch._jit_internal._qualified_name(function)
-    definition = torch.jit.frontend.get_jit_def(function, function.__name__)
-    names = torch._jit_internal.createResolutionCallbackFromClosure(function)
-    defaults = torch.jit.frontend.get_default_args(function)
-    compiled = torch._C._jit_script_compile(name, definition, names, defaults)
+    compiled = compile_function(function)
     add_program(compiled.qualified_name, compiled).lower()
     compiled.__class__ = LoweredFunction
     return compiled

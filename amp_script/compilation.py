@@ -1,0 +1,161 @@
+"""Compiling with TorchScript so that what comes out can be lowered.
+
+Two things are different from ``torch.jit.script``, for the calling thread and while it compiles:
+
+- **Types.** TorchScript keeps one type for all modules that look alike, with one body for each
+  method, in a table for the whole process. A module whose methods are changed after they were
+  compiled must not share them with others, or a later plain ``torch.jit.script`` of the same class
+  would get the changed ones. Its own parts share theirs, or a model of twelve equal layers would be
+  compiled twelve times.
+- **Decorators.** TorchScript compiles the source that a decorator was put on, and so drops
+  ``@torch.autocast(...)``. Wherever it comes upon such a function it is given one in its place that
+  has the region in its source; those decorated with this library's autocast have it already.
+
+Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
+(``ConcreteTypeStore``, ``concrete_type_store``, ``create_script_module``,
+``infer_methods_to_compile``, ``make_stub``, ``make_stubs_for_overloads``, ``try_compile_fn``),
+``torch.jit._script._compile_function_with_overload``, ``torch._C._jit_script_compile``,
+``torch._jit_internal`` (``createResolutionCallbackFromClosure``, ``_qualified_name``),
+``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``).
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch._jit_internal import _qualified_name, createResolutionCallbackFromClosure
+from torch.amp.autocast_mode import autocast_decorator
+from torch.jit import _recursive, _script
+from torch.jit.frontend import get_default_args, get_jit_def
+
+from .interception import replaced
+from .twin import decorate_function
+
+__all__ = ["compile_function", "compile_module"]
+
+_lock = threading.RLock()
+
+
+def compile_module(module: torch.nn.Module) -> torch.jit.RecursiveScriptModule:
+    """Do what ``torch.jit.script(module)`` does, as the text above says."""
+    with _compiling():
+        compiled: torch.jit.RecursiveScriptModule = _recursive.create_script_module(
+            module, _recursive.infer_methods_to_compile
+        )
+    return compiled
+
+
+def compile_function(function: Callable[..., Any]) -> torch._C.ScriptFunction:
+    """Do what ``torch.jit.script(function)`` does, as the text above says, and compile it anew.
+
+    Raises:
+        RuntimeError: TorchScript does not compile what a decorator made of the function.
+    """
+    if hasattr(function, "__script_if_tracing_wrapper"):
+        function = function.__original_fn
+    function = _with_region(function)
+    if hasattr(function, "__script_unsupported"):
+        raise RuntimeError(f"TorchScript error: {function.__script_unsupported}")
+    with _compiling():
+        compiled: torch._C.ScriptFunction = torch._C._jit_script_compile(
+            _qualified_name(function),
+            get_jit_def(function, function.__name__),
+            createResolutionCallbackFromClosure(function),
+            get_default_args(function),
+        )
+    return compiled
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    with (
+        _lock,
+        _types_of_its_own(),
+        replaced(_recursive, "make_stub", _make_stub),
+        replaced(_recursive, "make_stubs_for_overloads", _make_stubs_for_overloads),
+        replaced(_recursive, "try_compile_fn", _try_compile_fn),
+        replaced(_script, "_compile_function_with_overload", _compile_function_with_overload),
+    ):
+        yield
+
+
+# Types --------------------------------------------------------------------------------------------
+
+
+class _OneThreadsTypes(_recursive.ConcreteTypeStore):
+    """Types for what one thread compiles; other threads keep the process's table."""
+
+    def __init__(self, others: _recursive.ConcreteTypeStore) -> None:
+        self._own = _recursive.ConcreteTypeStore()
+        self._others = others
+        self._thread = threading.get_ident()
+
+    def _store(self) -> _recursive.ConcreteTypeStore:
+        return self._own if threading.get_ident() == self._thread else self._others
+
+    @property
+    def type_store(self) -> Any:
+        return self._store().type_store
+
+    @property
+    def methods_compiled(self) -> Any:
+        return self._store().methods_compiled
+
+    def get_or_create_concrete_type(self, nn_module: torch.nn.Module) -> Any:
+        return self._store().get_or_create_concrete_type(nn_module)
+
+
+@contextmanager
+def _types_of_its_own() -> Iterator[None]:
+    before = _recursive.concrete_type_store
+    _recursive.concrete_type_store = _OneThreadsTypes(before)
+    try:
+        yield
+    finally:
+        _recursive.concrete_type_store = before
+
+
+# Decorators ---------------------------------------------------------------------------------------
+
+_WRAPPER_CODE = autocast_decorator(None, lambda: None).__code__
+
+_converted: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
+
+
+def _with_region(function: Any) -> Any:
+    """What to compile for a function: itself, unless torch's autocast decorates it."""
+    if isinstance(function, types.MethodType):
+        converted = _with_region(function.__func__)
+        return types.MethodType(converted, function.__self__)
+    if getattr(function, "__code__", None) is not _WRAPPER_CODE:
+        return function
+    if function not in _converted:
+        cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+        inside = {name: cell.cell_contents for name, cell in cells}
+        region, decorated = inside["autocast_instance"], inside["func"]
+        _converted[function] = decorate_function(region, _with_region(decorated))
+    return _converted[function]
+
+
+def _make_stub(original: Callable[..., Any], func: Any, name: str) -> Any:
+    return original(_with_region(func), name)
+
+
+def _try_compile_fn(original: Callable[..., Any], fn: Any, loc: Any) -> Any:
+    return original(_with_region(fn), loc)
+
+
+def _make_stubs_for_overloads(original: Callable[..., Any], overloads: dict[Any, Any]) -> Any:
+    return original({_with_region(function): each for function, each in overloads.items()})
+
+
+def _compile_function_with_overload(
+    original: Callable[..., Any], overload: Any, name: str, implementation: Any
+) -> Any:
+    return original(overload, name, _with_region(implementation))
