@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,17 +102,20 @@ def nodes_of(graph: Graph) -> list[Node]:
     return [node for block in blocks_of(graph) for node in block.nodes()]
 
 
-_RANGE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)')
+_RANGE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)|^(?P<traced>.+)\((?P<at>\d+)\): ', re.M)
+"""A place as TorchScript's compiler writes it, or as its tracer does, which writes the whole stack."""
+
+_OWN_FILES = str(Path(__file__).parents[1])
 
 
 def source_of(node: Node) -> str:
     """The user's source line as ``file:line: text``, or ``""`` where TorchScript kept none."""
-    found = _RANGE.search(node.sourceRange())
-    if found is None:
-        return ""
-    file, line = found["file"], int(found["line"])
-    text = linecache.getline(file, line).strip()
-    return f"{file}:{line}: {text}" if text else f"{file}:{line}"
+    for found in _RANGE.finditer(node.sourceRange()):
+        file, line = found["file"] or found["traced"], int(found["line"] or found["at"])
+        if not file.startswith(_OWN_FILES):
+            text = linecache.getline(file, line).strip()
+            return f"{file}:{line}: {text}" if text else f"{file}:{line}"
+    return ""
 
 
 _unit = torch._C.CompilationUnit()
