@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from amp_script.errors import TracingError
-from amp_script.structure import Structure, flatten, leaves, unflatten
+from amp_script.structure import (
+    Constant,
+    Number,
+    Structure,
+    TensorLeaf,
+    flatten,
+    leaves,
+    unflatten,
+)
 
 __all__ = ["Call"]
 
@@ -62,9 +70,39 @@ class Call:
         return cls(parameters, tuple(tensors), len(args))
 
     @property
+    def leaves(self) -> list[TensorLeaf | Number | Constant]:
+        """The places of all tensors and constants, in order."""
+        return [leaf for part in self.parameters.values() for leaf in leaves(part)]
+
+    @property
     def paths(self) -> list[str]:
         """Names of the tensors, such as ``"batch['ids']"``."""
-        return [leaf.path for part in self.parameters.values() for leaf in leaves(part)]
+        return [leaf.path for leaf in self.leaves if isinstance(leaf, TensorLeaf)]
+
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors with their paths."""
+        return list(zip(self.paths, self.tensors, strict=True))
+
+    def at_border(self, dtypes: Mapping[str, torch.dtype | None]) -> Call:
+        """The same call with tensors in the border's dtypes, given by path."""
+        return self._with(t.to(dtypes.get(path) or t.dtype) for path, t in self.named_tensors())
+
+    def rounded_by(self, border: Call) -> Call:
+        """What a border leaves of this call's values, in this call's dtypes."""
+        pairs = zip(border.tensors, self.tensors, strict=True)
+        return self._with(at_border.to(tensor.dtype) for at_border, tensor in pairs)
+
+    def in_float32(self) -> Call:
+        """The same call with tensors of lower precision in float32."""
+        lower = (torch.bfloat16, torch.float16)
+        return self._with(t.float() if t.dtype in lower else t for t in self.tensors)
+
+    def fresh(self) -> list[torch.Tensor]:
+        """Copies of the tensors, each with memory of its own, for a run that may change them."""
+        return [t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors]
+
+    def _with(self, tensors: Iterable[torch.Tensor]) -> Call:
+        return replace(self, tensors=tuple(tensors))
 
     def run(self, model: Callable[..., object], tensors: Iterable[torch.Tensor]) -> object:
         """Call a model with these arguments, other tensors in the place of these."""

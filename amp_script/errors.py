@@ -7,6 +7,7 @@ that torch raises in the same place (``ValueError``, ``TypeError``, ``RuntimeErr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -114,6 +115,25 @@ class StructureError(AmpScriptError, TypeError):
         )
 
 
+class StubMismatchError(AmpScriptError, TypeError):
+    """A script module that is not what a stub class says.
+
+    Attributes:
+        module: name of the class that the module was made from.
+        stub: name of the stub class.
+        differences: what differs, a line each.
+    """
+
+    def __init__(self, module: str, stub: str, differences: Sequence[str]) -> None:
+        self.module = module
+        self.stub = stub
+        self.differences = tuple(differences)
+        super().__init__(
+            f"{module} is not what {stub} says; write it again with `amp-script stubgen`:\n"
+            + "\n".join(f"  {difference}" for difference in differences)
+        )
+
+
 class StubsError(AmpScriptError, RuntimeError):
     """Type stubs that cannot be found, written or made; the message says which and why."""
 
@@ -138,3 +158,7 @@ class VerificationError(AmpScriptError, AssertionError):
         self.report = report
         self.explanation = explanation
         super().__init__(str(report) + explanation)
+
+
+class DecoratorError(AmpScriptError, RuntimeError):
+    """A decorated function that TorchScript cannot compile with the region it is decorated with."""

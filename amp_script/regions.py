@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import warnings
+from dataclasses import dataclass, replace
 
 import torch
 
 from amp_script.errors import TracingError
+from amp_script.jit_state import AmbientState, DeviceState
 
 __all__ = ["Region", "border_dtype"]
-
-_LOWER_PRECISION: Final = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Region:
 
     Attributes:
         device_type: device type whose operators are cast.
-        dtype: bfloat16 or float16.
+        dtype: what operators are cast to.
     """
 
     device_type: str
@@ -33,15 +32,18 @@ class Region:
         Raises:
             TracingError: the device type has no autocast, or not in this dtype.
         """
-        if not torch.amp.is_autocast_available(device_type):
-            raise TracingError(f"no autocast on device type {device_type!r}")
-        chosen = torch.get_autocast_dtype(device_type) if dtype is None else dtype
-        if chosen not in _LOWER_PRECISION:
-            raise TracingError(
-                f"autocast on {device_type!r} does not support {chosen}; use one of "
-                + ", ".join(map(str, _LOWER_PRECISION))
-            )
-        return cls(device_type, chosen)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                region = torch.autocast(device_type, dtype=dtype)
+        except (ValueError, RuntimeError, AssertionError, UserWarning) as error:
+            raise TracingError(f"no autocast on {device_type!r} in {dtype}: {error}") from None
+        return cls(device_type, region.fast_dtype)
+
+    def ambient(self) -> AmbientState:
+        """The thread's autocast state as it is in :meth:`enter`."""
+        outside = replace(AmbientState.disabled(), cache_enabled=False)
+        return outside.with_device(self.device_type, DeviceState(enabled=True, dtype=self.dtype))
 
     def enter(self) -> torch.autocast:
         """A context for one run, without the cache, whose casts a trace cannot hold."""

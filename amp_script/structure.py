@@ -25,18 +25,22 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from amp_script.errors import StructureError
+from amp_script.errors import StructureError, TracingError
 
 __all__ = [
     "MAPPING_PREFIX",
     "Constant",
     "Container",
+    "Number",
     "Structure",
     "TensorLeaf",
     "flatten",
     "forward_source",
     "from_script",
     "leaves",
+    "named_leaves",
+    "reconcile",
+    "to_script",
     "unflatten",
 ]
 
@@ -72,6 +76,19 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A Python number of eager mode that is a tensor while tracing, such as a returned size.
+
+    Attributes:
+        path: the number's place.
+        kind: int, float or bool.
+    """
+
+    path: str
+    kind: type
+
+
+@dataclass(frozen=True)
 class Container:
     """A tuple, list, mapping or object with its parts in order.
 
@@ -92,7 +109,10 @@ class Container:
     rebuild: Callable[[Sequence[object]], object] = field(compare=False, repr=False)
 
 
-Structure: TypeAlias = "TensorLeaf | Constant | Container"
+JitType: TypeAlias = Any
+"""A ``torch._C.JitType`` of some kind, whose methods torch's stubs lack."""
+
+Structure: TypeAlias = "TensorLeaf | Number | Constant | Container"
 
 
 def flatten(value: object, path: str) -> tuple[list[torch.Tensor], Structure]:
@@ -131,20 +151,96 @@ def flatten(value: object, path: str) -> tuple[list[torch.Tensor], Structure]:
 
 def unflatten(structure: Structure, tensors: Iterator[object]) -> object:
     """Put a value like the example together, taking the tensors in order from ``tensors``."""
-    if isinstance(structure, TensorLeaf):
+    if isinstance(structure, (TensorLeaf, Number)):
         return next(tensors)
     if isinstance(structure, Constant):
         return structure.value
     return structure.rebuild([unflatten(part, tensors) for part in structure.parts])
 
 
-def leaves(structure: Structure) -> list[TensorLeaf]:
-    """The places of all tensors, in the order of :func:`flatten`."""
-    if isinstance(structure, TensorLeaf):
-        return [structure]
-    if isinstance(structure, Constant):
-        return []
-    return [leaf for part in structure.parts for leaf in leaves(part)]
+def leaves(structure: Structure) -> Iterator[TensorLeaf | Number | Constant]:
+    """All that is no container, in the order of :func:`flatten`."""
+    if isinstance(structure, Container):
+        for part in structure.parts:
+            yield from leaves(part)
+    else:
+        yield structure
+
+
+def named_leaves(name: str, value: object) -> list[tuple[str, object]]:
+    """A value's tensors and constants, each with its path."""
+    tensors, structure = flatten(value, name)
+    remaining = iter(tensors)
+    return [
+        (leaf.path, leaf.value if isinstance(leaf, Constant) else next(remaining))
+        for leaf in leaves(structure)
+    ]
+
+
+def reconcile(eager: Structure, traced: Structure) -> Structure:
+    """The structure of a traced result, numbers of the eager result being numbers again.
+
+    Raises:
+        TracingError: the two differ otherwise.
+    """
+    if isinstance(eager, Constant) and isinstance(traced, TensorLeaf):
+        if isinstance(eager.value, (int, float)):
+            return Number(traced.path, type(eager.value))
+    elif isinstance(eager, Container) and isinstance(traced, Container):
+        if (eager.kind, eager.keys) == (traced.kind, traced.keys):
+            parts = tuple(map(reconcile, eager.parts, traced.parts))
+            return dataclasses.replace(traced, parts=parts)
+    elif eager == traced:
+        return traced
+    raise TracingError(
+        f"{traced.path} is {_described(eager)} in eager mode and {_described(traced)} while "
+        "tracing; return the same in both, without a branch on torch.jit.is_tracing()"
+    )
+
+
+def _described(structure: Structure) -> str:
+    if isinstance(structure, Container):
+        return f"a {structure.name} with {', '.join(map(repr, structure.keys)) or 'nothing'}"
+    return "a tensor" if isinstance(structure, TensorLeaf) else repr(structure)
+
+
+def to_script(value: object, argument: JitType) -> object:
+    """Turn mappings and objects into what a frozen program's argument takes.
+
+    Args:
+        value: as the model takes it. What does not fit stays as it is, for TorchScript to refuse.
+        argument: the argument's TorchScript type.
+    """
+    kind = argument.kind()
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if kind == "DictType" and isinstance(value, Mapping):
+        inner = argument.getValueType()
+        return {key: to_script(part, inner) for key, part in value.items()}
+    if kind == "ListType" and isinstance(value, list):
+        inner = argument.getElementType()
+        return [to_script(part, inner) for part in value]
+    if kind == "TupleType":
+        types = argument.elements()
+        if isinstance(value, Mapping):
+            names = _names_of(argument)
+            if value.keys() != set(names):
+                return value
+            value = [value[name] for name in names]
+        if isinstance(value, (tuple, list)) and len(value) == len(types):
+            return tuple(map(to_script, value, types))
+    return value
+
+
+def _names_of(argument: JitType) -> list[str]:
+    """Field names of a named tuple's type, which only its text tells."""
+    text = argument.str().partition("(")[2]
+    names: list[str] = []
+    for inner in argument.elements():
+        name, _, text = text.partition(" : ")
+        names.append(name)
+        text = text[len(inner.str()) :].removeprefix(", ")
+    return names
 
 
 def from_script(value: object) -> object:
@@ -257,7 +353,7 @@ class Forward(NamedTuple):
 def forward_source(
     parameters: Mapping[str, Structure],
     result: Structure,
-    traced: str,
+    traced: Sequence[str],
     input_casts: Sequence[torch.dtype | None],
     output_casts: Sequence[torch.dtype | None],
 ) -> Forward:
@@ -269,7 +365,8 @@ def forward_source(
     Args:
         parameters: structure of each argument, by name and in order.
         result: structure of the result.
-        traced: name of the method that takes and returns flat tensors.
+        traced: name of the method that takes and returns flat tensors; if two, the second is
+            called where gradients are enabled.
         input_casts: for each input tensor the dtype it is cast to before the call, or None.
         output_casts: for each output tensor the dtype it is cast to after the call, or None.
     """
@@ -286,16 +383,22 @@ class _Writer:
         self,
         parameters: Mapping[str, Structure],
         result: Structure,
-        traced: str,
+        traced: Sequence[str],
         input_casts: Sequence[torch.dtype | None],
         output_casts: Sequence[torch.dtype | None],
     ) -> Forward:
         signature = self.signature(parameters)
         for name, structure in parameters.items():
             self.unpack(structure, name)
-        inputs = map(_cast, self.flat, input_casts)
+        arguments = ", ".join(map(_cast, self.flat, input_casts))
+        calls = [f"outputs_ = self.{name}({arguments})" for name in traced]
+        if len(calls) == 1:
+            self.lines += calls
+        else:
+            without_grad, with_grad = calls
+            self.lines += ["if torch.is_grad_enabled():", f"    {with_grad}"]
+            self.lines += ["else:", f"    {without_grad}"]
         count = len(output_casts)
-        self.lines.append(f"outputs_ = self.{traced}({', '.join(inputs)})")
         outputs = map(_cast, (f"outputs_[{index}]" for index in range(count)), output_casts)
         self.lines.append(f"return {self.pack(result, outputs)}")
         body = "".join(f"    {line}\n" for line in self.lines)
@@ -313,7 +416,7 @@ class _Writer:
         return ", ".join(reversed(written))
 
     def unpack(self, structure: Structure, expression: str) -> None:
-        if isinstance(structure, TensorLeaf):
+        if isinstance(structure, (TensorLeaf, Number)):
             self.flat.append(expression)
         elif isinstance(structure, Constant):
             differs = "is not None" if structure.value is None else f"!= {structure.value!r}"
@@ -333,6 +436,8 @@ class _Writer:
     def pack(self, structure: Structure, outputs: Iterator[str]) -> str:
         if isinstance(structure, TensorLeaf):
             return next(outputs)
+        if isinstance(structure, Number):
+            return f"{structure.kind.__name__}({next(outputs)})"
         if isinstance(structure, Constant):
             return repr(structure.value)
         parts = [self.pack(part, outputs) for part in structure.parts]
@@ -366,6 +471,8 @@ class _Writer:
     def type_of(self, structure: Structure) -> _Type:
         if isinstance(structure, TensorLeaf):
             return _Type("Tensor", torch.Tensor)
+        if isinstance(structure, Number):
+            return _Type(structure.kind.__name__, structure.kind)
         if isinstance(structure, Constant):
             if structure.value is None:
                 return _Type("Optional[Tensor]", torch.Tensor | None)

@@ -1,45 +1,59 @@
 """trace_and_freeze: a model as a frozen TorchScript program that is eager autocast to the bit.
 
-Steps: take the example inputs apart; trace the model under autocast, so that casts become nodes
-and Python's branches on dtypes and nested regions are taken as in eager mode; give the trace a
-``forward`` with the model's own argument names and result; freeze; verify.
-
-Private names used here, present in torch 2.6 to 2.15: ``torch.jit._trace.make_module``,
-``torch.jit._trace.TopLevelTracedModule``, ``torch.jit._state._python_cu``, the C++ module's
-``_create_method_from_trace`` and ``_define``, ``torch._C._freeze_module``.
+The model runs under autocast, so that its casts become nodes, and so that Python's branches on
+dtypes and nested regions go the way they go in eager mode. It runs once without and once with
+gradients, because some modules take another path then; where the two recordings are alike, one is
+kept. The recording is made a program with the model's own argument names and result, batch norms
+are folded, weights become constants in the dtype that they are used in, and the program is compared
+with the model.
 """
 
 from __future__ import annotations
 
-import linecache
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.jit._recursive import wrap_cpp_module
-from torch.jit._state import _python_cu
-from torch.jit._trace import TopLevelTracedModule, TracerWarning, make_module
 
+from amp_script.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
 from amp_script.calls import Call
-from amp_script.errors import TracingError, TracingWarning
-from amp_script.frozen import FrozenModule
-from amp_script.jit_state import jit_autocast_pass, shield
-from amp_script.metadata import InputSpec, Metadata, Verification
-from amp_script.regions import Region, border_dtype
-from amp_script.structure import (
-    Structure,
-    flatten,
-    forward_source,
+from amp_script.compute import Compute
+from amp_script.constants import attach_weights, own_constants
+from amp_script.errors import (
+    AmpScriptError,
+    InputError,
+    TracingError,
+    TracingWarning,
+    VerificationError,
 )
-from amp_script.verification import VerificationReport, verify_call
+from amp_script.frozen import FrozenModule
+from amp_script.graph_difference import first_difference
+from amp_script.jit_state import jit_autocast_pass, shield
+from amp_script.lowering import lower_graph
+from amp_script.lowering._graph import Editor, Graph, nodes_of
+from amp_script.lowering.addmm import keep_addmm_whole
+from amp_script.lowering.regions import Site
+from amp_script.lowering.state import ProgramState
+from amp_script.metadata import InputSpec, Metadata, Verification
+from amp_script.recording import Recorder
+from amp_script.regions import Region, border_dtype
+from amp_script.script_calls import lowered_script_calls
+from amp_script.specialise import specialise
+from amp_script.structure import Constant, Structure, flatten, forward_source
+from amp_script.trace_session import HeldFast, trace_session
+from amp_script.untouched import modules_of, seeded, tensors_of, untouched
+from amp_script.verification import VerificationReport, expect, judge
 
 __all__ = ["trace_and_freeze"]
 
-_TRACED = "traced_"
+_C: Any = torch._C  # torch's stubs lack most passes
+
+_WITHOUT_GRAD: Final = "recorded_without_grad_"
+_WITH_GRAD: Final = "recorded_with_grad_"
 
 
 def trace_and_freeze(
@@ -49,7 +63,7 @@ def trace_and_freeze(
     example_kwargs: Mapping[str, object] | None = None,
     device_type: str = "cpu",
     dtype: torch.dtype | None = None,
-    compute: Literal["auto", "native", "upcast"] = "auto",
+    compute: Compute = "auto",
     fold_batch_norm: bool = True,
     input_dtype: torch.dtype | None = None,
     output_dtype: torch.dtype | None = None,
@@ -59,173 +73,390 @@ def trace_and_freeze(
 ) -> FrozenModule:
     """Trace a model under autocast and freeze it.
 
+    The program takes what the model takes, by the same names, and returns what it returns; a
+    dataclass or a ``transformers`` model output is returned as a dictionary. Arguments that are no
+    tensors are held fast: they keep their place in the signature, and another value is an error at
+    call time. Each tensor is taken to be one of its own, even if the example passes one twice.
+
     Args:
         model: a module in evaluation mode, or a function.
-        example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword
-            arguments; each may be nested. Values that are no tensors are held fast.
+        example_inputs: a tensor, a tuple or list of positional arguments, or a mapping of keyword
+            arguments. An argument is a tensor or a nested structure of tensors.
         example_kwargs: keyword arguments beside positional ones.
         device_type: device type of the region, of the parameters and of the inputs.
         dtype: dtype of the region; the device's default where None.
-        compute: which kernels the program uses.
-        fold_batch_norm: fold batch norm into the layer before it, in float32 before rounding.
+        compute: ``"native"`` for reduced-precision kernels, ``"upcast"`` for float32 kernels on
+            rounded values, ``"auto"`` for what suits this processor.
+        fold_batch_norm: fold batch norms into the layer before them, in float32 before rounding.
+            The result is then as near to float32 as eager autocast's, and not its bits; where it
+            would not be as near on the example, nothing is folded.
         input_dtype: dtype of floating-point inputs at the program's border; the examples' where
             None.
         output_dtype: dtype of floating-point outputs at the border; eager autocast's where None.
         preserved_attrs: attributes and methods of the model that stay on the frozen module.
-        check_inputs: more inputs, in other shapes, on which the program must equal the model.
-        verify: compare the program with eager autocast on ``example_inputs``.
+            Methods are compiled by scripting and lowered for the region; exported ones stay anyway.
+        check_inputs: more inputs, in other sizes, on which the program must do as the model does.
+        verify: compare the program with eager autocast on the example.
 
     Raises:
         TracingError: the model or an input cannot be traced exactly; says what to change.
         StructureError: an input or output is no structure of tensors.
-        VerificationError: the program is not what eager autocast is.
+        VerificationError: the program is not what eager autocast is; holds the report.
+
+    Warns:
+        TracingWarning: the model's Python code computed with the example's values, or with its
+            sizes and no ``check_inputs`` have others; shows the lines.
     """
     region = Region.resolve(device_type, dtype)
-    _require_evaluation(model)
-    _require_device(_named_tensors(model), device_type, "move the model with model.to")
     call = Call.bind(model, example_inputs, example_kwargs)
-    if not call.tensors:
-        raise TracingError(
-            "no tensor among the example inputs: a trace needs at least one; pass "
-            "trace_and_freeze(model, (tensor, ...))"
-        )
-    _require_device(zip(call.paths, call.tensors, strict=True), device_type, "move it with .to")
-    with jit_autocast_pass(False), shield():
-        traced = _trace(model, call, region)
-        input_dtypes = [border_dtype(tensor.dtype, input_dtype) for tensor in call.tensors]
-        _define_forward(traced, call, input_dtypes, output_dtype)
-        frozen = _freeze(traced.module, preserved_attrs)
-        specs = tuple(
-            replace(InputSpec.of_tensor(path, tensor), dtype=at_border)
-            for path, tensor, at_border in zip(call.paths, call.tensors, input_dtypes, strict=True)
-        )
-        metadata = Metadata("frozen", region.dtype, device_type, specs)
-        program = FrozenModule.wrap(frozen, metadata)
-        for inputs in check_inputs:
-            other = Call.bind(model, inputs)
-            verify_call(program, model, other, region, exact=True, output_dtype=output_dtype)
-        if not verify:
-            return program
-        report = verify_call(program, model, call, region, exact=True, output_dtype=output_dtype)
-        return FrozenModule.wrap(program, replace(metadata, verification=_summary(report)))
-
-
-def _require_evaluation(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        return
-    training = [
-        name or type(model).__name__ for name, part in model.named_modules() if part.training
+    held = {name: part for name, part in (example_kwargs or {}).items() if _is_constant(part)}
+    checks = [
+        Call.bind(model, inputs, {} if isinstance(inputs, Mapping) else held)
+        for inputs in check_inputs
     ]
-    if training:
-        shown = ", ".join(training[:3]) + (", ..." if len(training) > 3 else "")
-        raise TracingError(f"the model is in training mode ({shown}); call model.eval() first")
-
-
-def _named_tensors(model: object) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(model, nn.Module):
-        yield from model.named_parameters()
-        yield from model.named_buffers()
-
-
-def _require_device(
-    tensors: Iterable[tuple[str, torch.Tensor]], device_type: str, how: str
-) -> None:
-    for name, tensor in tensors:
-        if tensor.device.type != device_type:
-            raise TracingError(
-                f"{name} is on {str(tensor.device)!r}, and the region is on {device_type!r}; "
-                f"{how}({device_type!r}), or pass device_type={tensor.device.type!r}"
-            )
-
-
-# --- trace ----------------------------------------------------------------------------------------
-
-
-class _FunctionHolder(nn.Module):
-    """Stands for a plain function: what the traced method hangs on."""
-
-
-@dataclass
-class _Traced:
-    module: torch.jit.ScriptModule
-    result: Structure
-    dtypes: list[torch.dtype]
-
-
-def _trace(model: Callable[..., object], call: Call, region: Region) -> _Traced:
-    holder = model if isinstance(model, nn.Module) else _FunctionHolder().eval()
-    module = make_module(holder, TopLevelTracedModule, _python_cu)  # type: ignore[no-untyped-call]
-    found: list[tuple[Structure, list[torch.dtype]]] = []
-
-    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, structure = flatten(call.run(model, tensors), "output")
-        found.append((structure, [output.dtype for output in outputs]))
-        return tuple(outputs)
-
-    with torch.no_grad(), region.enter(), _tracer_warnings():
-        module._c._create_method_from_trace(
-            _TRACED, run, tuple(call.tensors), lambda value: "", True, False, [], False
-        )
-    structure, dtypes = found[-1]
-    if not dtypes:
-        raise TracingError("the model returned no tensor")
-    return _Traced(module, structure, dtypes)
+    _require_traceable(model, call, region)
+    border = {
+        path: border_dtype(tensor.dtype, input_dtype)
+        for path, tensor in zip(call.paths, call.tensors, strict=True)
+    }
+    freezing = _Freezing(model, region, border, output_dtype, tuple(preserved_attrs), compute)
+    with _as_if_nothing_ran(model, region):
+        return freezing.run(call, checks, fold=fold_batch_norm, verify=verify)
 
 
 @contextmanager
-def _tracer_warnings() -> Iterator[None]:
-    """Replace the tracer's warnings by one of ours that shows the lines they come from."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", TracerWarning)
+def _as_if_nothing_ran(model: object, region: Region) -> Iterator[None]:
+    with (
+        jit_autocast_pass(False),
+        shield(),
+        torch.inference_mode(False),
+        untouched(modules_of(model)),
+        seeded(region.device_type),
+    ):
         yield
-    lines = []
-    for warning in caught:
-        if issubclass(warning.category, TracerWarning):
-            text = linecache.getline(warning.filename, warning.lineno).strip()
-            lines.append(f"  {warning.filename}:{warning.lineno}: {text}")
-        else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
-    if lines:
-        warnings.warn(
-            "tracing held fast what these lines computed from the example inputs:\n"
-            + "\n".join(dict.fromkeys(lines)),
-            TracingWarning,
-            stacklevel=5,
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A model recorded on one call, ready to become a program.
+
+    Attributes:
+        recorder: holds the recorded methods.
+        variants: dtypes of the output tensors by name of the method: one that runs without
+            gradients, and perhaps one that runs with them.
+        result: structure of the result.
+        places: what the recording holds fast.
+        changing: tensors of the model that the model itself changes.
+    """
+
+    recorder: Recorder
+    variants: dict[str, tuple[torch.dtype, ...]]
+    result: Structure
+    places: list[HeldFast]
+    changing: list[torch.Tensor]
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [self.recorder.graph(name) for name in self.variants]
+
+
+@dataclass(frozen=True)
+class _Freezing:
+    """One call of :func:`trace_and_freeze`: what was asked for, and the steps to it."""
+
+    model: nn.Module | Callable[..., object]
+    region: Region
+    border: Mapping[str, torch.dtype]
+    output_dtype: torch.dtype | None
+    preserved: tuple[str, ...]
+    compute: Compute
+
+    def run(self, call: Call, checks: Sequence[Call], *, fold: bool, verify: bool) -> FrozenModule:
+        recording = self.record(call)
+        program, folded = self.program(recording, [call, *checks], fold=fold)
+        exact = not folded and program.compute == "native"
+        verification = None
+        try:
+            if verify:
+                verification = self.verify(program, call, recording, exact=exact)
+            for index, check in enumerate(checks):
+                name = f"check_inputs[{index}]"
+                self.check(program, check, recording, name, call, exact=exact)
+        except VerificationError:
+            if not folded:
+                raise
+            # Folded, the program is further from float32 than eager autocast is on these inputs.
+            return self.run(call, checks, fold=False, verify=verify)
+        _warn(recording.places, sizes_vary=_sizes_vary([call, *checks]))
+        metadata = replace(program.metadata, verification=verification)
+        return FrozenModule.wrap(program, metadata, compute=self.compute)
+
+    # --- recording ---
+
+    def record(self, call: Call) -> _Recording:
+        """Record the model without gradients and, where that differs, with them."""
+        modules = modules_of(self.model)
+        holder = self.model if isinstance(self.model, nn.Module) else _Holder(modules)
+        recorder = Recorder(holder, self.preserved)
+        with trace_session() as places, untouched(modules) as state:
+            with torch.no_grad():
+                result, dtypes = self.record_once(recorder, _WITHOUT_GRAD, call)
+            changing = state.changed_tensors()
+        variants = {_WITHOUT_GRAD: dtypes}
+        with_grad = self.record_with_grad(recorder, call, result)
+        if with_grad is not None:
+            variants[_WITH_GRAD] = with_grad
+        return _Recording(recorder, variants, result, places, changing)
+
+    def record_with_grad(
+        self, recorder: Recorder, call: Call, result: Structure
+    ) -> tuple[torch.dtype, ...] | None:
+        """Record the path with gradients; None where it is the same path, or there is none."""
+        with trace_session(), untouched(modules_of(self.model)), torch.enable_grad():
+            try:
+                structure, dtypes = self.record_once(recorder, _WITH_GRAD, call)
+            except RuntimeError:
+                return None  # the model itself runs without gradients alone
+        one, other = recorder.graph(_WITHOUT_GRAD), recorder.graph(_WITH_GRAD)
+        if structure != result or first_difference(one, other) is None:
+            return None
+        return dtypes
+
+    def record_once(
+        self, recorder: Recorder, name: str, call: Call
+    ) -> tuple[Structure, tuple[torch.dtype, ...]]:
+        found: list[tuple[Structure, tuple[torch.dtype, ...]]] = []
+
+        def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            outputs, structure = flatten(call.run(self.model, tensors), "output")
+            if not outputs:
+                raise TracingError("the model returned no tensor, and a program has to")
+            found.append((structure, tuple(output.dtype for output in outputs)))
+            return outputs
+
+        with seeded(self.region.device_type), lowered_script_calls(), self.region.enter():
+            recorder.record(name, run, call.fresh())
+        return found[-1]
+
+    # --- the program ---
+
+    def program(
+        self, recording: _Recording, calls: Sequence[Call], *, fold: bool
+    ) -> tuple[FrozenModule, int]:
+        """Make a recording a frozen program; also returns how many batch norms were folded."""
+        recorder = recording.recorder
+        folded = 0
+        for graph in recording.graphs:
+            attach_weights(graph, recorder.cpp_module, recording.changing)
+            if fold:
+                folded += fold_batch_norm_into_layers(graph, self.region.dtype)
+        self.define_forward(recording, calls[0])
+        for name in recorder.compiled:
+            lower_graph(recorder.graph(name), self.region.ambient())
+        frozen = recorder.freeze([*self.preserved, *recorder.compiled])
+        foreign = tensors_of(modules_of(self.model))
+        for name in frozen._c._method_names():
+            inputs = self.border if name == "forward" else {}
+            self.tidy(frozen._c._get_method(name).graph, inputs, foreign)
+        metadata = Metadata(
+            "frozen", self.region.dtype, self.region.device_type, self.inputs(calls)
+        )
+        return FrozenModule.wrap(frozen, metadata, compute=self.compute), folded
+
+    def tidy(
+        self, graph: Graph, inputs: Mapping[str, torch.dtype], foreign: Sequence[torch.Tensor]
+    ) -> None:
+        """Clean a frozen graph: one cast a value, products whole, constants of its own."""
+        _C._jit_pass_optimize_frozen_graph(graph, False)  # drops dropout
+        _C._jit_pass_constant_pooling(graph)
+        _C._jit_pass_cse(graph)
+        specialise(graph, inputs, self.region.device_type)
+        outside = ProgramState({}, False, None)
+        keep_addmm_whole(Editor(graph), [Site(node, outside, ()) for node in nodes_of(graph)])
+        own_constants(graph, foreign)
+        _C._jit_pass_dce(graph)
+        _C._jit_pass_lint(graph)
+
+    def define_forward(self, recording: _Recording, call: Call) -> None:
+        inside = [tensor.dtype for tensor in call.tensors]
+        input_casts = [
+            dtype if self.border[path] != dtype else None
+            for path, dtype in zip(call.paths, inside, strict=True)
+        ]
+        output_casts = [
+            next((b for d in each if (b := border_dtype(d, self.output_dtype)) != d), None)
+            for each in zip(*recording.variants.values(), strict=True)
+        ]
+        source, names = forward_source(
+            call.parameters, recording.result, list(recording.variants), input_casts, output_casts
+        )
+        recording.recorder.define(source, names)
+
+    def inputs(self, calls: Sequence[Call]) -> tuple[InputSpec, ...]:
+        """Specs of the inputs; a size in which the calls differ may vary."""
+        first = calls[0]
+        tensors = iter(zip(*(call.tensors for call in calls), strict=True))
+        return tuple(
+            InputSpec(leaf.path, None, None)
+            if isinstance(leaf, Constant)
+            else self.spec(leaf.path, next(tensors))
+            for leaf in first.leaves
         )
 
+    def spec(self, path: str, examples: Sequence[torch.Tensor]) -> InputSpec:
+        ranks = {tensor.dim() for tensor in examples}
+        sizes = zip(*(tensor.shape for tensor in examples), strict=False)
+        varying = tuple(size[0] if len(set(size)) == 1 else None for size in sizes)
+        shape = varying if len(ranks) == 1 else None
+        return InputSpec(path, self.border[path], shape, examples[0].device.type)
 
-def _define_forward(
-    traced: _Traced,
-    call: Call,
-    input_dtypes: Sequence[torch.dtype],
-    output_dtype: torch.dtype | None,
-) -> None:
-    forward = forward_source(
-        call.parameters,
-        traced.result,
-        _TRACED,
-        [
-            tensor.dtype if tensor.dtype != at_border else None
-            for tensor, at_border in zip(call.tensors, input_dtypes, strict=True)
-        ],
-        [
-            at_border if at_border != dtype else None
-            for dtype in traced.dtypes
-            for at_border in [border_dtype(dtype, output_dtype)]
-        ],
+    # --- verifying ---
+
+    def verify(
+        self,
+        program: FrozenModule,
+        call: Call,
+        recording: _Recording,
+        *,
+        exact: bool,
+        name: str = "",
+    ) -> Verification:
+        at_border = call.at_border(self.border)
+        reports = []
+        for grad in (False, True)[: len(recording.variants)]:
+            with torch.set_grad_enabled(grad):
+                expected = expect(self.model, call.rounded_by(at_border), self.region)
+                report = judge(
+                    program,
+                    at_border,
+                    expected,
+                    output_dtype=self.output_dtype,
+                    exact=exact,
+                    name=name + (" with gradients" if grad else ""),
+                )
+                reports.append(report)
+        return _summary(reports)
+
+    def check(
+        self,
+        program: FrozenModule,
+        check: Call,
+        recording: _Recording,
+        name: str,
+        example: Call,
+        *,
+        exact: bool,
+    ) -> None:
+        """Verify on other inputs; where that fails, say what in the model the trace holds fast."""
+        try:
+            self.verify(program, check, recording, exact=exact, name=name)
+        except VerificationError as error:
+            raise VerificationError(error.report, self.why(recording, example, check)) from None
+        except InputError as error:
+            raise TracingError(f"{name} does not fit the program: {error}") from None
+        except (RuntimeError, torch.jit.Error) as error:
+            lines = [f"{name}: the program fails: {_first_line(error)}"]
+            lines += [f"  {path}: {_sizes(tensor)}" for path, tensor in check.named_tensors()]
+            raise TracingError("\n".join(lines) + self.why(recording, example, check)) from error
+
+    def why(self, recording: _Recording, example: Call, check: Call) -> str:
+        """What a recording of another call has in the place of something held fast."""
+        try:
+            other = self.record(check)
+            found = first_difference(self.record(example).graphs[0], other.graphs[0])
+        except (RuntimeError, AmpScriptError):
+            found = None
+        lines = []
+        if found is not None:
+            lines.append(f"held fast when traced, at {found.line or 'an unknown line'}:")
+            lines.append(f"  {found.one} with the example, {found.other} with these inputs")
+        elif recording.places:
+            lines.append("held fast when traced, perhaps one of:")
+            lines += [f"  {place.line}" for place in recording.places]
+        return "".join(f"\n{line}" for line in lines)
+
+
+class _Holder(nn.Module):
+    """Stands for a function: holds the modules that it runs."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        for index, module in enumerate(modules):
+            self.add_module(f"module_{index}", module)
+        self.eval()
+
+
+def _is_constant(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) and not flatten(value, "")[0]
+
+
+def _summary(reports: Sequence[VerificationReport]) -> Verification:
+    worst = max(reports, key=lambda report: not report.bit_equal)
+    return Verification(worst.bit_equal, worst.ulps, worst.distance, worst.eager_distance)
+
+
+def _warn(places: Sequence[HeldFast], *, sizes_vary: bool) -> None:
+    on_data = [place.line for place in places if place.on_data]
+    on_sizes = [place.line for place in places if not place.on_data and not sizes_vary]
+    paragraphs = []
+    if on_data:
+        paragraphs += [
+            "the model computes in Python with the values of the example inputs; the program will "
+            "always do as it did with these:",
+            *on_data,
+        ]
+    if on_sizes:
+        paragraphs += [
+            "the model computes in Python with the sizes of the example inputs; pass check_inputs "
+            "of other sizes to know whether the program holds for them:",
+            *on_sizes,
+        ]
+    if paragraphs:
+        warnings.warn("\n  ".join(paragraphs), TracingWarning, stacklevel=4)
+
+
+def _sizes_vary(calls: Sequence[Call]) -> bool:
+    return any(
+        tensor.shape != calls[0].tensors[index].shape
+        for call in calls
+        for index, tensor in enumerate(call.tensors)
     )
-    concrete_type = traced.module._concrete_type
-    traced.module._c._define(concrete_type, forward.source, forward.names.get)
 
 
-def _freeze(module: torch.jit.ScriptModule, preserved: Sequence[str]) -> torch.jit.ScriptModule:
-    cpp_module = torch._C._freeze_module(module._c, list(preserved))
-    frozen: torch.jit.ScriptModule
-    frozen = wrap_cpp_module(cpp_module)  # type: ignore[no-untyped-call]  # torch's own
-    return frozen
+# --- what is refused before anything runs ---------------------------------------------------------
 
 
-def _summary(report: VerificationReport) -> Verification:
-    return Verification(report.bit_equal, report.ulps, report.distance, report.eager_distance)
+def _require_traceable(model: object, call: Call, region: Region) -> None:
+    if not call.tensors:
+        raise TracingError(
+            "no tensor among the example inputs, and a trace needs at least one; pass "
+            "trace_and_freeze(model, (tensor, ...))"
+        )
+    for module in modules_of(model):
+        training = [name for name, part in module.named_modules() if part.training]
+        if training:
+            shown = ", ".join(name or type(module).__name__ for name in training[:3])
+            more = ", ..." if len(training) > 3 else ""
+            raise TracingError(f"the model is in training mode ({shown}{more}); call eval() first")
+        state = [*module.named_parameters(), *module.named_buffers()]
+        _require_device(state, region, "move the model")
+    _require_device(call.named_tensors(), region, "move it")
+
+
+def _require_device(tensors: Iterable[tuple[str, torch.Tensor]], region: Region, how: str) -> None:
+    for name, tensor in tensors:
+        if tensor.device.type != region.device_type:
+            raise TracingError(
+                f"{name} is on {str(tensor.device)!r} and the region on {region.device_type!r}; "
+                f"{how} with .to({region.device_type!r}), or pass "
+                f"device_type={tensor.device.type!r}"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _sizes(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,39 +1,47 @@
 """Compares a program with eager autocast: bits, units in the last place, and distance to float32.
 
-The reference runs three ways on the same inputs: under autocast, which is what the program should
-be; without autocast, which is the float32 that both approximate; and the program itself runs three
-times, because TorchScript's executor rewrites a graph between its first runs.
+The reference runs two ways on the same inputs: under autocast, which is what the program should be,
+and without, which is the float32 that both approximate. The program runs three times, because
+TorchScript's executor rewrites a graph between its first runs.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import torch
 
 from amp_script.calls import Call
 from amp_script.errors import VerificationError
 from amp_script.frozen import FrozenModule
-from amp_script.jit_state import shield
+from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.regions import Region, border_dtype
-from amp_script.structure import flatten, leaves
+from amp_script.script_calls import lowered_script_calls
+from amp_script.structure import Structure, flatten, from_script, named_leaves
+from amp_script.untouched import modules_of, seeded, untouched
 
 __all__ = [
+    "DISTANCE_IN_EPS",
     "DISTANCE_RATIO",
     "RUNS",
+    "Expectation",
     "OutputReport",
     "VerificationReport",
+    "expect",
+    "judge",
     "ulp_difference",
     "verify",
-    "verify_call",
 ]
 
 DISTANCE_RATIO: Final = 1.05
 """Largest distance to float32 that is accepted, as a multiple of eager autocast's."""
+
+DISTANCE_IN_EPS: Final = 8
+"""The same in the region dtype's machine epsilon, where eager autocast does not run at all."""
 
 RUNS: Final = 3
 """How many times the program runs: the executor specialises in the first two."""
@@ -41,40 +49,41 @@ RUNS: Final = 3
 
 @dataclass(frozen=True)
 class OutputReport:
-    """One output tensor of the program against the same one of eager autocast.
+    """One output of the program against the same one of eager autocast.
 
     Attributes:
-        path: the tensor's place, such as ``"output[0]"``.
+        path: the output's place, such as ``"output[0]"``.
         dtype: the program's dtype.
-        expected_dtype: eager autocast's, after the cast to the border's dtype if one was asked for.
+        expected_dtype: eager autocast's, after the cast to the border's dtype if one was asked for;
+            None where eager autocast itself fails.
         shape: the program's sizes.
-        expected_shape: eager autocast's.
+        expected_shape: eager autocast's, or None.
         bit_equal: same dtype, shape and bits on every run.
         ulps: largest difference in units in the last place of the output's dtype; infinity where
-            one is finite or a number and the other is not; None where dtype or shape differ.
-        distance: norm of the program's difference to float32 over float32's norm; None for an
-            output that is not floating point, or where float32 has no such output.
-        eager_distance: the same for eager autocast; None also where eager autocast itself fails.
+            one is a number and the other is not; None where the two cannot be compared.
+        distance: norm of the program's difference to float32 over float32's norm; for integers the
+            share of elements that differ; None where float32 has no such output.
+        eager_distance: the same for eager autocast.
+        limit: the largest distance that is accepted where the bits differ; None where none is.
     """
 
     path: str
     dtype: torch.dtype
-    expected_dtype: torch.dtype
+    expected_dtype: torch.dtype | None
     shape: tuple[int, ...]
-    expected_shape: tuple[int, ...]
+    expected_shape: tuple[int, ...] | None
     bit_equal: bool
     ulps: float | None
     distance: float | None
     eager_distance: float | None
+    limit: float | None
 
     @property
-    def close(self) -> bool:
-        """Whether the output is no further from float32 than eager autocast's, with 5% to spare."""
-        if (self.dtype, self.shape) != (self.expected_dtype, self.expected_shape):
-            return False
-        if self.distance is None or self.eager_distance is None:
-            return False
-        return self.distance <= DISTANCE_RATIO * self.eager_distance
+    def accepted(self) -> bool:
+        """Whether the output passes: equal bits, or a distance within the limit."""
+        if self.bit_equal:
+            return True
+        return self.distance is not None and self.limit is not None and self.distance <= self.limit
 
 
 @dataclass(frozen=True)
@@ -82,14 +91,14 @@ class VerificationReport:
     """What a comparison found.
 
     Attributes:
-        outputs: one report a tensor.
-        exact: whether bit equality was asked for.
+        outputs: one report an output.
         note: what stood in the way of a full comparison, or ``""``.
+        call: which inputs it was, such as ``"example_inputs"``.
     """
 
     outputs: tuple[OutputReport, ...]
-    exact: bool
     note: str = ""
+    call: str = ""
 
     @property
     def bit_equal(self) -> bool:
@@ -98,8 +107,8 @@ class VerificationReport:
 
     @property
     def accepted(self) -> bool:
-        """Whether the program passes: bit-equal, or as near to float32 where that is enough."""
-        return all(output.bit_equal or (not self.exact and output.close) for output in self.outputs)
+        """Whether every output passes."""
+        return all(output.accepted for output in self.outputs)
 
     @property
     def ulps(self) -> float | None:
@@ -117,21 +126,25 @@ class VerificationReport:
         return _largest(output.eager_distance for output in self.outputs)
 
     def __str__(self) -> str:
-        """One line a finding and one line an output."""
+        """The verdict, and one line an output."""
         if self.bit_equal:
             verdict = "equal to eager autocast to the bit"
-        elif self.accepted:
-            verdict = "as near to float32 as eager autocast"
+        elif not self.accepted:
+            failing = ", ".join(output.path for output in self.outputs if not output.accepted)
+            verdict = f"differs from eager autocast in {failing}"
+        elif self.eager_distance is None:
+            verdict = "near to float32"
         else:
-            verdict = "differs from eager autocast"
+            verdict = "as near to float32 as eager autocast"
+        if self.call:
+            verdict = f"{self.call}: {verdict}"
         rows = [_HEADINGS, *(_row(output) for output in self.outputs)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [verdict, *([self.note] if self.note else [])]
-        lines += [
+        table = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join(lines)
+        return "\n".join([verdict, *([self.note] if self.note else []), *table])
 
 
 def verify(
@@ -146,6 +159,9 @@ def verify(
 ) -> VerificationReport:
     """Compare a frozen program with the model that it was made from.
 
+    An output passes if its bits are eager autocast's or, unless ``exact``, if its distance to
+    float32 is at most 1.05 times eager autocast's.
+
     Args:
         module: what ``trace_and_freeze`` or ``load`` returned.
         reference: the model in evaluation mode, or the function.
@@ -153,59 +169,113 @@ def verify(
         kwargs: keyword arguments beside positional ones.
         dtype: the region's dtype, where the module's metadata names none.
         output_dtype: dtype of floating-point outputs that the program was asked for.
-        exact: accept equal bits alone, not also a program that is as near to float32.
+        exact: accept equal bits alone.
 
     Raises:
-        VerificationError: an output is not accepted; holds the report.
+        VerificationError: an output does not pass; holds the report.
         TracingError: the inputs do not fit the reference.
     """
     region = Region.resolve(module.metadata.device, dtype or module.metadata.dtype)
     call = Call.bind(reference, inputs, kwargs)
-    return verify_call(module, reference, call, region, output_dtype=output_dtype, exact=exact)
+    at_border = call.at_border({spec.name: spec.dtype for spec in module.metadata.inputs})
+    with torch.no_grad(), jit_autocast_pass(False), shield():
+        expectation = expect(reference, call.rounded_by(at_border), region)
+        return judge(module, at_border, expectation, output_dtype=output_dtype, exact=exact)
 
 
-def verify_call(
+_Outputs: TypeAlias = "dict[str, torch.Tensor]"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a reference gives for one call.
+
+    Attributes:
+        region: the region that it ran in.
+        structure: of the result.
+        runs: outputs under autocast of one run, or of :data:`RUNS` where the model keeps state;
+            empty where eager autocast itself fails.
+        full: outputs in float32; empty where the model does not run in float32.
+        note: what failed, or ``""``.
+    """
+
+    region: Region
+    structure: Structure
+    runs: list[_Outputs]
+    full: _Outputs
+    note: str = ""
+
+    def run(self, index: int) -> _Outputs | None:
+        """What eager autocast gives on the run of this number."""
+        return self.runs[index % len(self.runs)] if self.runs else None
+
+
+def expect(reference: Callable[..., object], call: Call, region: Region) -> Expectation:
+    """Run a reference under autocast and in float32, in the calling thread's gradient mode.
+
+    The model's state and the random generators are as before afterwards; every run draws the same
+    random numbers.
+
+    Raises:
+        Exception: what the model raises both under autocast and in float32.
+    """
+    modules = modules_of(reference)
+    runs: list[object] = []
+    failures: list[Exception] = []
+    with lowered_script_calls(), untouched(modules) as state:
+        try:
+            with region.enter():
+                runs.append(_run(reference, call, region))
+                if state.changed():
+                    runs += [_run(reference, call, region) for _ in range(RUNS - 1)]
+        except RuntimeError as error:
+            failures.append(error)
+    full: list[object] = []
+    with lowered_script_calls(), untouched(modules):
+        try:
+            full.append(_run(reference, call.in_float32(), region))
+        except RuntimeError as error:
+            if not runs:
+                raise failures[0] from None
+            failures.append(error)
+    what = "the model does not run in float32" if runs else "eager autocast itself fails"
+    note = f"{what}: {str(failures[0]).strip().splitlines()[0]}" if failures else ""
+    _, structure = flatten((runs or full)[0], "output")
+    outputs = [_outputs(value) for value in runs]
+    return Expectation(region, structure, outputs, _outputs(full[0]) if full else {}, note)
+
+
+def judge(
     program: FrozenModule,
-    reference: Callable[..., object],
     call: Call,
-    region: Region,
+    expectation: Expectation,
     *,
     output_dtype: torch.dtype | None,
     exact: bool,
+    name: str = "",
 ) -> VerificationReport:
-    """Run all three on one call and compare each output; see :func:`verify`."""
-    specs = {spec.name: spec.dtype for spec in program.metadata.inputs}
-    at_border = [
-        tensor.to(specs.get(path) or tensor.dtype)
-        for path, tensor in zip(call.paths, call.tensors, strict=True)
-    ]
-    # What the program sees after its border has rounded the inputs.
-    inside = [a.to(tensor.dtype) for a, tensor in zip(at_border, call.tensors, strict=True)]
+    """Run a program and compare it with what was expected of it.
 
-    def run(model: Callable[..., object], tensors: Sequence[torch.Tensor]) -> _Outputs:
-        with _seeded(), torch.no_grad():
-            found, structure = flatten(call.run(model, tensors), "output")
-        return _Outputs([leaf.path for leaf in leaves(structure)], [t.clone() for t in found])
+    Args:
+        program: the frozen program; a state that it keeps is as before afterwards.
+        call: its inputs, in the dtypes of its border.
+        expectation: what the reference gives.
+        output_dtype: dtype of floating-point outputs that the program was asked for.
+        exact: accept equal bits alone.
+        name: which call it is, for the report.
 
-    with shield():
-        with region.enter():
-            expected = run(reference, inside)
-        runs = [run(program, at_border) for _ in range(RUNS)]
-        full = run(reference, inside)
-    wanted = [tensor.to(border_dtype(tensor.dtype, output_dtype)) for tensor in expected.tensors]
-    reports = [
-        _compare_output(path, [each.tensors[index] for each in runs], wanted[index], float32)
-        for index, (path, float32) in enumerate(zip(expected.paths, full.tensors, strict=True))
-    ]
-    report = VerificationReport(tuple(reports), exact)
+    Raises:
+        VerificationError: an output does not pass; holds the report.
+    """
+    copied = copy.deepcopy(program)
+    runs = [_outputs(from_script(_run(copied, call, expectation.region))) for _ in range(RUNS)]
+    reports = tuple(
+        _report(path, runs, expectation, output_dtype=output_dtype, exact=exact) for path in runs[0]
+    )
+    report = VerificationReport(reports, expectation.note, name)
     if not report.accepted:
         raise VerificationError(report)
     return report
-
-
-class _Outputs(NamedTuple):
-    paths: list[str]
-    tensors: list[torch.Tensor]
 
 
 def ulp_difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -216,8 +286,9 @@ def ulp_difference(a: torch.Tensor, b: torch.Tensor) -> float:
         b: same shape and dtype.
 
     Returns:
-        The number of representable values between the two, at most, over all elements; 0 for equal
-        tensors. Both NaN counts as equal, one NaN as infinity. For integers the plain difference.
+        How many steps from one representable value to the next lie between the two, at most, over
+        all elements; 0 for equal tensors, for both signs of zero and for two NaN, infinity for one
+        NaN. For integers the plain difference.
     """
     if a.numel() == 0:
         return 0.0
@@ -226,7 +297,7 @@ def ulp_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     if not a.is_floating_point():
         return float((a.double() - b.double()).abs().max())
     nan_a, nan_b = a.isnan(), b.isnan()
-    if bool((nan_a != nan_b).any()):
+    if not torch.equal(nan_a, nan_b):
         return math.inf
     steps = (_ordinal(a) - _ordinal(b)).abs().masked_fill(nan_a, 0)
     return float(steps.max())
@@ -242,52 +313,83 @@ def _ordinal(x: torch.Tensor) -> torch.Tensor:
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _compare_output(
-    path: str, runs: Sequence[torch.Tensor], expected: torch.Tensor, full: torch.Tensor
+def _run(model: Callable[..., object], call: Call, region: Region) -> object:
+    with seeded(region.device_type):
+        return call.run(model, call.fresh())
+
+
+def _outputs(value: object) -> _Outputs:
+    """The tensors and numbers of a result by path, as tensors that no later run can change."""
+    return {
+        path: torch.as_tensor(leaf).detach().clone()
+        for path, leaf in named_leaves("output", value)
+        if isinstance(leaf, (torch.Tensor, int, float))
+    }
+
+
+def _report(
+    path: str,
+    runs: Sequence[_Outputs],
+    expectation: Expectation,
+    *,
+    output_dtype: torch.dtype | None,
+    exact: bool,
 ) -> OutputReport:
-    got = next((run for run in runs if not _same(run, expected)), runs[-1])
-    alike = (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    pairs = [
+        (run[path], _wanted(expectation.run(i), path, output_dtype)) for i, run in enumerate(runs)
+    ]
+    got, wanted = next((pair for pair in pairs if not _same(*pair)), pairs[-1])
+    full = expectation.full.get(path)
+    alike = wanted is not None and (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    eager_distance = None if wanted is None else _distance(wanted, full)
+    if wanted is None:
+        limit = DISTANCE_IN_EPS * torch.finfo(expectation.region.dtype).eps
+    elif alike and not exact and eager_distance is not None:
+        limit = DISTANCE_RATIO * eager_distance
+    else:
+        limit = None
     return OutputReport(
         path=path,
         dtype=got.dtype,
-        expected_dtype=expected.dtype,
+        expected_dtype=None if wanted is None else wanted.dtype,
         shape=tuple(got.shape),
-        expected_shape=tuple(expected.shape),
-        bit_equal=_same(got, expected),
-        ulps=ulp_difference(got, expected) if alike else None,
+        expected_shape=None if wanted is None else tuple(wanted.shape),
+        bit_equal=_same(got, wanted),
+        ulps=ulp_difference(got, wanted) if alike and wanted is not None else None,
         distance=_distance(got, full),
-        eager_distance=_distance(expected, full),
+        eager_distance=eager_distance,
+        limit=limit,
     )
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
-        and bool(torch.equal(a.isnan(), b.isnan()))
-    )
-
-
-def _distance(x: torch.Tensor, full: torch.Tensor) -> float | None:
-    if not x.is_floating_point() or x.shape != full.shape:
+def _wanted(
+    run: _Outputs | None, path: str, output_dtype: torch.dtype | None
+) -> torch.Tensor | None:
+    """Eager autocast's output, cast at the border as the program's is."""
+    if run is None or path not in run:
         return None
+    return run[path].to(border_dtype(run[path].dtype, output_dtype))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
+    if b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _distance(x: torch.Tensor, full: torch.Tensor | None) -> float | None:
+    if full is None or x.shape != full.shape:
+        return None
+    if not full.is_floating_point():
+        return float((x != full).double().mean()) if full.numel() else 0.0
     finite = full.isfinite()
-    reference = full.double()[finite]
+    reference = full[finite].double()
     norm = float(reference.norm())
-    difference = float((x.double()[finite] - reference).norm())
+    difference = float((x[finite].double() - reference).norm())
     return difference / norm if norm else difference
 
 
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Draw the same random numbers in each run, and leave the generators as they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def _largest(values: Iterator[float | None]) -> float | None:
+def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
@@ -295,18 +397,27 @@ _HEADINGS = ("output", "dtype", "shape", "bits", "ulps", "distance to float32", 
 
 
 def _row(output: OutputReport) -> tuple[str, ...]:
-    dtype = str(output.dtype).removeprefix("torch.")
-    if output.dtype != output.expected_dtype:
-        dtype += f" (expected {str(output.expected_dtype).removeprefix('torch.')})"
-    shape = "x".join(map(str, output.shape)) or "scalar"
-    if output.shape != output.expected_shape:
-        shape += f" (expected {'x'.join(map(str, output.expected_shape)) or 'scalar'})"
-    return (
-        output.path,
-        dtype,
-        shape,
-        "equal" if output.bit_equal else "differ",
-        "-" if output.ulps is None else f"{output.ulps:g}",
-        "-" if output.distance is None else f"{output.distance:.3e}",
-        "-" if output.eager_distance is None else f"{output.eager_distance:.3e}",
-    )
+    dtype = _expected(_name(output.dtype), _name(output.expected_dtype))
+    shape = _expected(_sizes(output.shape), _sizes(output.expected_shape))
+    bits = "equal" if output.bit_equal else "differ"
+    distances = [
+        "-" if value is None else f"{value:.3e}"
+        for value in (output.distance, output.eager_distance)
+    ]
+    return (output.path, dtype, shape, bits, _number(output.ulps), *distances)
+
+
+def _expected(found: str, wanted: str) -> str:
+    return found if wanted in (found, "") else f"{found} (expected {wanted})"
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _sizes(shape: tuple[int, ...] | None) -> str:
+    return "" if shape is None else "x".join(map(str, shape)) or "scalar"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"

@@ -1,0 +1,62 @@
+"""A module's tensors as constants of a traced graph, and constants that are a program's own.
+
+Freezing turns parameters into constants, and folds the casts of those constants, in one step. Some
+passes need the step between: weights that are constants and not yet rounded. And freezing shares
+memory with the model: a frozen program would follow the model's further training, in part.
+
+Private names used here, present in torch 2.6 to 2.15: the C++ module's ``getattr``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+from amp_script.lowering._graph import Editor, Graph, Node, constant, nodes_of
+
+CppModule: TypeAlias = Any
+"""A ``torch._C.ScriptModule``, most of whose methods torch's stubs lack."""
+
+__all__ = ["attach_weights", "own_constants"]
+
+
+def attach_weights(graph: Graph, module: CppModule, changing: Collection[torch.Tensor]) -> None:
+    """Replace what a graph reads of its module's tensors by constants.
+
+    Args:
+        graph: graph of a method of ``module``, calls inlined; changed in place. The constants share
+            memory with the module's tensors.
+        module: what the graph's first input is.
+        changing: tensors that the program itself changes; they stay attributes.
+    """
+    excepted = {id(tensor) for tensor in changing}
+    editor = Editor(graph)
+    for node in nodes_of(graph):
+        if node.kind() != "prim::GetAttr" or node.output().type().kind() != "TensorType":
+            continue
+        tensor = _attribute(node, module)
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in excepted:
+            value = editor.shared_constant(id(tensor), tensor.detach())
+            node.output().replaceAllUsesWith(value)
+            node.destroy()
+
+
+def own_constants(graph: Graph, foreign: Iterable[torch.Tensor]) -> None:
+    """Copy each constant that shares memory with one of the ``foreign`` tensors."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in foreign}
+    editor = Editor(graph)
+    for node in nodes_of(graph):
+        if node.kind() != "prim::Constant":
+            continue
+        value = constant(node.output())
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages:
+            node.output().replaceAllUsesWith(editor.constant_before(node, value.clone()))
+            node.destroy()
+
+
+def _attribute(node: Node, module: CppModule) -> object:
+    owner = node.input().node()
+    holder: CppModule = _attribute(owner, module) if owner.kind() == "prim::GetAttr" else module
+    return holder.getattr(node.s("name"))

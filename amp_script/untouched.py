@@ -1,0 +1,179 @@
+"""Running a model as if it had not run: its state, and the random generators, come back.
+
+A forward may count its calls in a buffer, cache a table on the module, or draw random numbers.
+Tracing and verifying run it several times, and none of that is the caller's business.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from amp_script.errors import TracingError
+
+__all__ = ["modules_of", "seeded", "tensors_of", "untouched"]
+
+
+def modules_of(model: object) -> list[nn.Module]:
+    """The modules that a callable runs, as far as it can be seen from outside."""
+    if isinstance(model, nn.Module):
+        return [model]
+    if isinstance(model, functools.partial):
+        held = [model.func, *model.args, *model.keywords.values()]
+    else:
+        cells = [cell.cell_contents for cell in getattr(model, "__closure__", None) or ()]
+        held = [*cells, getattr(model, "__self__", None), *getattr(model, "__dict__", {}).values()]
+    found = [value for value in held if isinstance(value, nn.Module)]
+    deeper = [value for value in held if isinstance(value, (FunctionType, functools.partial))]
+    return found + [module for value in deeper for module in modules_of(value)]
+
+
+def tensors_of(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """All parameters and buffers of modules."""
+    return [t for m in modules for t in (*m.parameters(), *m.buffers())]
+
+
+@contextmanager
+def untouched(modules: Iterable[nn.Module]) -> Iterator[State]:
+    """Put back every attribute, buffer, hook and flag of the modules when the block is left.
+
+    Buffers and other tensors among the attributes get their values back; so do lists, dictionaries
+    and sets, one level deep.
+
+    Args:
+        modules: each with all modules inside it.
+
+    Raises:
+        TracingError: a parameter was changed in place, which is too large to keep a copy of.
+    """
+    parts = dict.fromkeys(part for module in modules for part in module.modules())
+    state = State([_Saved.of(part) for part in parts])
+    try:
+        yield state
+    finally:
+        for saved in state.saved:
+            saved.restore()
+    for saved in state.saved:
+        saved.require_parameters_unchanged()
+
+
+@dataclass(frozen=True)
+class State:
+    """What modules held before the block."""
+
+    saved: list[_Saved]
+
+    def changed(self) -> bool:
+        """Whether a tensor or attribute is no longer what it was."""
+        return any(saved.changed() for saved in self.saved)
+
+    def changed_tensors(self) -> list[torch.Tensor]:
+        """The tensors that were changed in place."""
+        kept = [entry for saved in self.saved for entry in saved.tensors]
+        return [tensor for tensor, version, _ in kept if tensor._version != version]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What one module holds, without the modules inside it."""
+
+    module: nn.Module
+    attributes: dict[str, Any]
+    containers: list[tuple[Any, Any]]
+    tensors: list[tuple[torch.Tensor, int, torch.Tensor]]
+    parameters: list[tuple[str, torch.Tensor, int]]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Saved:
+        attributes = dict(vars(module))
+        containers = [
+            (value, value.copy())
+            for value in attributes.values()
+            if isinstance(value, (list, dict, set))
+        ]
+        tensors = [value for value in attributes.values() if isinstance(value, torch.Tensor)]
+        tensors += [buffer for _, buffer in module.named_buffers(recurse=False)]
+        return cls(
+            module,
+            attributes,
+            containers,
+            [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors],
+            [(name, p, p._version) for name, p in module.named_parameters(recurse=False)],
+        )
+
+    def changed(self) -> bool:
+        return (
+            self._rebound()
+            or any(_differ(container, copy) for container, copy in self.containers)
+            or any(tensor._version != version for tensor, version, _ in self.tensors)
+        )
+
+    def _rebound(self) -> bool:
+        now = vars(self.module)
+        return now.keys() != self.attributes.keys() or any(
+            now[name] is not value for name, value in self.attributes.items()
+        )
+
+    def restore(self) -> None:
+        if self._rebound():
+            now = vars(self.module)
+            now.clear()
+            now.update(self.attributes)
+        for container, copy in self.containers:
+            if isinstance(container, list):
+                container[:] = copy
+            else:
+                container.clear()
+                container.update(copy)
+        for tensor, version, values in self.tensors:
+            if tensor._version != version:
+                with torch.no_grad():
+                    tensor.copy_(values)
+
+    def require_parameters_unchanged(self) -> None:
+        for name, parameter, version in self.parameters:
+            if parameter._version != version:
+                raise TracingError(
+                    f"the model changes its parameter {name!r} of {type(self.module).__name__} in "
+                    "place when it runs; make it a buffer, or change a copy"
+                )
+
+
+def _differ(container: Any, copy: Any) -> bool:
+    """Whether a container no longer holds the same objects."""
+    if len(container) != len(copy):
+        return True
+    if isinstance(container, set):
+        return bool(container != copy)
+    if isinstance(container, dict):
+        return any(key not in copy or copy[key] is not value for key, value in container.items())
+    return any(a is not b for a, b in zip(container, copy, strict=True))
+
+
+@contextmanager
+def seeded(device_type: str) -> Iterator[None]:
+    """Draw the same random numbers in each such block, and leave the generators as they were.
+
+    Args:
+        device_type: whose generators count beside the CPU's.
+    """
+    if device_type == "cpu":
+        before = torch.get_rng_state()
+        try:
+            torch.default_generator.manual_seed(0)
+            yield
+        finally:
+            torch.set_rng_state(before)
+    else:
+        backend = torch.get_device_module(device_type)
+        with torch.random.fork_rng(range(backend.device_count()), device_type=device_type):
+            torch.default_generator.manual_seed(0)
+            backend.manual_seed_all(0)
+            yield
