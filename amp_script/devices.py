@@ -107,17 +107,26 @@ def admit(device_type: str) -> None:
         _private_dtypes(device_type)
 
 
-def permits(device_type: str, dtype: torch.dtype, *, stacklevel: int) -> bool:
-    """Return whether a region on an admitted ``device_type`` may cast to ``dtype``, or warn.
+def permits(device_type: str, dtype: torch.dtype, enabled: bool, *, stacklevel: int) -> bool:
+    """Return whether a region is enabled; warn if it was to be, and ``dtype`` cannot be had.
 
     Args:
         device_type: a device type that :func:`admit` has let through.
         dtype: the dtype that the region casts to.
+        enabled: whether the region is to be enabled.
         stacklevel: whom a warning is about, counted as :func:`warnings.warn` does in the caller.
 
     Raises:
         RuntimeError: the device is there but cannot compute in ``dtype``.
+        TypeError: ``enabled`` is no ``bool``.
     """
+    if not isinstance(enabled, bool):
+        raise TypeError(
+            f"autocast's `enabled` must be True or False, got {enabled!r} "
+            f"of type {type(enabled).__name__}"
+        )
+    if not enabled:
+        return False
     objection = _objection(device_type, dtype)
     if objection is None:
         return True
