@@ -6,7 +6,7 @@ nothing casts inside a kernel. Here each such operator has a decomposition, a To
 that calls what the kernel calls, and :func:`expand_composites` puts it in the operator's place.
 """
 
-from . import contraction, linalg, recurrent, statistics
+from . import contraction, linalg, recurrent, statistics, transformer
 from .expand import expand_composites
 from .registry import Decomposition, decomposes, decomposition, decompositions
 
