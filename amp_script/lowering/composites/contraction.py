@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .gradients import with_value
-from .registry import decomposes
+from .registry import Known, compiled_text, decomposes
 
 
 def _dot_for_one_element() -> bool:
@@ -195,6 +197,14 @@ def _subscripts(text: str) -> list[int]:
     return labels
 
 
+def _operands(equation: str) -> list[list[int]]:
+    """Labels of each operand."""
+    operands: list[list[int]] = []
+    for text in equation.split("->")[0].split(","):
+        operands.append(_subscripts(text))
+    return operands
+
+
 def _plan(equation: str, ranks: list[int]) -> tuple[list[list[int]], int, int]:
     """Give every dimension of every operand its place in one common shape.
 
@@ -202,10 +212,7 @@ def _plan(equation: str, ranks: list[int]) -> tuple[list[list[int]], int, int]:
         The place of each dimension, an operand a list; the number of dimensions of the output,
         which stand first in the common shape; the number of all its dimensions.
     """
-    sides = equation.split("->")
-    operands: list[list[int]] = []
-    for text in sides[0].split(","):
-        operands.append(_subscripts(text))
+    operands = _operands(equation)
     assert len(operands) == len(ranks), "einsum(): the equation has another number of operands"
     count: list[int] = [0] * 52
     ellipsis_dims = 0
@@ -220,6 +227,7 @@ def _plan(equation: str, ranks: list[int]) -> tuple[list[list[int]], int, int]:
 
     place: list[int] = [-1] * 53
     dims = 0
+    sides = equation.split("->")
     if len(sides) == 1:
         place[52] = 0
         dims = ellipsis_dims
@@ -335,7 +343,108 @@ def _contract(
     return operands[0].view(operands[0].shape[:output_dims])
 
 
-@decomposes("aten::einsum")
+def _contract_two(left: Tensor, right: Tensor, output_dims: int) -> Tensor:
+    """The same for two operands in one common shape."""
+    sum_both: list[int] = []
+    sum_left: list[int] = []
+    sum_right: list[int] = []
+    for dim in range(output_dims, left.dim()):
+        if left.size(dim) != 1 and right.size(dim) != 1:
+            sum_both.append(dim)
+        elif left.size(dim) != 1:
+            sum_left.append(dim)
+        elif right.size(dim) != 1:
+            sum_right.append(dim)
+    if len(sum_left) > 0:
+        left = left.sum(sum_left, True)
+    if len(sum_right) > 0:
+        right = right.sum(sum_right, True)
+    product = _sum_of_products(left, right, sum_both)
+    return product.view(product.shape[:output_dims])
+
+
+_EINSUM_OF_TWO = """
+def einsum(equation: str, tensors: List[Tensor], path: Optional[List[int]]) -> Tensor:
+    {one}, {other} = tensors[0], tensors[1]
+    assert left.dim() == {rank_left} and right.dim() == {rank_right}
+    if {same_sizes} and 1 not in left.shape and 1 not in right.shape:
+        product = torch.bmm(
+            left.permute({order_left}).reshape([{batches}, {rows}, {contracted}]),
+            right.permute({order_right}).reshape([{batches}, {contracted}, {columns}]),
+        )
+        return product.view([{sizes}]).permute({back})
+    return contract_two({aligned_one}, {aligned_other}, {output_dims})
+"""
+
+
+def _einsum_of_two(known: Known) -> Any:
+    """Code for the product of two operands whose equation is a constant.
+
+    Where no dimension has size 1, the equation tells everything that :func:`_contract` finds out.
+    """
+    equation, _, path = known
+    if not isinstance(equation, str) or "." in equation or path is not None:
+        return None
+    operands = _operands(equation)
+    if len(operands) != 2 or any(len(set(labels)) != len(labels) for labels in operands):
+        return None
+    places, output_dims, dims = _plan(equation, list(map(len, operands)))
+    of_left, of_right = places
+    in_both = sorted(set(of_left) & set(of_right))
+    shared = [place for place in in_both if place < output_dims]
+    summed = [place for place in in_both if place >= output_dims]
+    only_left = sorted(set(of_left) - set(in_both))
+    only_right = sorted(set(of_right) - set(in_both))
+    if not summed or any(place >= output_dims for place in only_left + only_right):
+        return None
+    one, other = "left", "right"
+    if _swap(only_left, only_right):
+        one, other = other, one
+        of_left, of_right = of_right, of_left
+        only_left, only_right = only_right, only_left
+
+    def sizes(of: list[int]) -> list[str]:
+        return [
+            f"left.size({of_left.index(place)})"
+            if place in of_left
+            else f"right.size({of_right.index(place)})"
+            for place in of
+        ]
+
+    def product(of: list[int]) -> str:
+        return " * ".join(sizes(of)) or "1"
+
+    def aligned(name: str, of: list[int]) -> str:
+        missing = [place for place in range(dims) if place not in of]
+        order = [(of + missing).index(place) for place in range(dims)]
+        return name + ".unsqueeze(-1)" * len(missing) + f".permute({order})"
+
+    result = shared + only_left + only_right
+    source = _EINSUM_OF_TWO.format(
+        one=one,
+        other=other,
+        rank_left=len(of_left),
+        rank_right=len(of_right),
+        same_sizes=" and ".join(
+            f"left.size({of_left.index(place)}) == right.size({of_right.index(place)})"
+            for place in in_both
+        ),
+        order_left=[of_left.index(place) for place in shared + only_left + summed],
+        order_right=[of_right.index(place) for place in shared + summed + only_right],
+        batches=product(shared),
+        rows=product(only_left),
+        contracted=product(summed),
+        columns=product(only_right),
+        sizes=", ".join(sizes(result)),
+        back=[result.index(place) for place in range(output_dims)],
+        aligned_one=aligned(one, places[0]),
+        aligned_other=aligned(other, places[1]),
+        output_dims=output_dims,
+    )
+    return compiled_text(source, {"torch": torch, "contract_two": torch.jit.script(_contract_two)})
+
+
+@decomposes("aten::einsum", special=_einsum_of_two)
 def _einsum(equation: str, tensors: list[Tensor], path: list[int] | None) -> Tensor:
     ranks: list[int] = []
     for tensor in tensors:

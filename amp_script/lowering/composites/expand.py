@@ -12,6 +12,7 @@ from ..cleanup import fold
 from .registry import (
     VARIES,
     Decomposition,
+    Elements,
     Known,
     decomposition,
     may_be_composite,
@@ -21,7 +22,9 @@ from .registry import (
 
 __all__ = ["body_of", "expand_composites", "keep_source"]
 
-_Graph = Any  # torch types no more than a part of its methods
+# torch types no more than a part of these
+_C: Any = torch._C
+_Graph = Any
 
 
 def expand_composites(
@@ -45,7 +48,9 @@ def expand_composites(
                 _expand(graph, node, composite, frozenset(active(node)), surely=False)
 
 
-def body_of(node: torch._C.Node, device_types: frozenset[str]) -> torch._C.Graph:
+def body_of(
+    node: torch._C.Node, device_types: frozenset[str]
+) -> tuple[torch._C.Graph, list[torch._C.Value]]:
     """What to put in the place of a composite operator, taken apart until nothing is left to.
 
     Args:
@@ -53,16 +58,22 @@ def body_of(node: torch._C.Node, device_types: frozenset[str]) -> torch._C.Graph
         device_types: what its tensors lie on is one of these.
 
     Returns:
-        A graph with the operator's inputs and outputs, in which constants among the inputs, and
-        questions for the device, are answered.
+        A graph with the operator's outputs, in which constants among its inputs, and questions
+        for the device, are answered; and the values that it takes: the operator's inputs, then
+        the elements of each list that is made for it alone. The graph is kept: copy it to change
+        it.
     """
     composite = decomposition(operator_of(node))
     assert composite is not None
-    known = list(map(_constant, node.inputs()))
+    known = list(map(_known, node.inputs()))
     key = (composite.operator, device_types, tuple((type(value), str(value)) for value in known))
     if key not in _bodies:
         _bodies[key] = _body(composite, device_types, known)
-    return _bodies[key]
+    inputs = list(node.inputs())
+    for value, what in zip(node.inputs(), known, strict=True):
+        if isinstance(what, Elements):
+            inputs.extend(value.node().inputs())
+    return _bodies[key], inputs
 
 
 def keep_source(before: torch._C.Node, node: torch._C.Node) -> None:
@@ -80,8 +91,12 @@ _bodies: dict[tuple[object, ...], torch._C.Graph] = {}
 
 def _body(composite: Decomposition, device_types: frozenset[str], known: Known) -> torch._C.Graph:
     graph = composite.graph(known)
-    _answer_constants(graph, known)
+    _take_elements(graph, known)
     _answer_devices(graph, device_types)
+    fold(graph)
+    if composite.unroll:
+        _C._jit_pass_constant_loop_unrolling(graph)
+    _C._jit_pass_lower_all_tuples(graph)
     fold(graph)
     for node in list(nodes_of(graph)):
         inner = decomposition(operator_of(node)) if may_be_composite(node.kind()) else None
@@ -110,7 +125,7 @@ def _expand(
     before = node.prev()
     if surely and reached == active:
         with graph.insert_point_guard(node):
-            results = graph.insertGraph(body_of(node, reached), list(node.inputs()))
+            results = graph.insertGraph(*body_of(node, reached))
     else:
         results = _choice(graph, node, reached)
     keep_source(before, node)
@@ -129,7 +144,7 @@ def _choice(
         choice = graph.insertNode(graph.create("prim::If", inside, node.outputsSize()))
     parts, whole = choice.addBlock(), choice.addBlock()
     with graph.insert_point_guard(parts):
-        for output in graph.insertGraph(body_of(node, device_types), list(node.inputs())):
+        for output in graph.insertGraph(*body_of(node, device_types)):
             parts.registerOutput(output)
     with graph.insert_point_guard(whole):
         for output in graph.insertNode(graph.createClone(node, lambda value: value)).outputs():
@@ -155,23 +170,31 @@ def _is_first_on(tensors: list[torch.Tensor], device_types: list[str]) -> bool:
     return tensors[0].device.type in device_types
 
 
-def _constant(value: torch._C.Value) -> object:
-    """The value where the program holds it as a constant that TorchScript cannot change."""
+def _known(value: torch._C.Value) -> object:
+    """What is known of an argument before the program runs."""
     node = value.node()
     if node.kind() == "prim::Constant":
-        known = value.toIValue()
-        return known if isinstance(known, (int, float, str, type(None))) else VARIES
+        constant = value.toIValue()
+        return constant if isinstance(constant, (int, float, str, type(None))) else VARIES
     if node.kind() == "prim::ListConstruct" and len(value.uses()) == 1:
-        parts = list(map(_constant, node.inputs()))
-        return parts if parts and all(type(part) is int for part in parts) else VARIES
+        parts = list(map(_known, node.inputs()))
+        if parts and all(type(part) is int for part in parts):
+            return parts
+        return Elements(len(parts))
     return VARIES
 
 
-def _answer_constants(graph: _Graph, known: Known) -> None:
+def _take_elements(graph: _Graph, known: Known) -> None:
+    """Let constants stand for themselves, and make lists of their elements, taken as inputs."""
     with graph.insert_point_guard(next(graph.nodes())):
-        for value, constant in zip(list(graph.inputs()), known, strict=True):
-            if constant is not VARIES:
-                value.replaceAllUsesWith(graph.insertConstant(constant))
+        for value, what in zip(list(graph.inputs()), known, strict=True):
+            if isinstance(what, Elements):
+                kind = value.type().getElementType()
+                elements = [graph.addInput().setType(kind) for _ in range(what.count)]
+                made = graph.insertNode(graph.create("prim::ListConstruct", elements)).output()
+                value.replaceAllUsesWith(made.setType(value.type()))
+            elif what is not VARIES:
+                value.replaceAllUsesWith(graph.insertConstant(what))
 
 
 _ON = {f"prim::is_{name}": name for name in ("cpu", "cuda", "xpu", "mps", "mtia", "maia")}

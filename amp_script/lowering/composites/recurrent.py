@@ -1,11 +1,14 @@
 """Recurrent cells and layers: ``lstm``, ``gru``, ``rnn_tanh``, ``rnn_relu``.
 
-A state is a list of tensors: ``[h]`` or, for an LSTM, ``[h, c]``. The weights of one layer in one
-direction are ``w_ih``, ``w_hh`` and, where an LSTM projects its output, ``w_hr``; its biases are
-``b_ih`` and ``b_hh``. A kind is ``"lstm"``, ``"gru"``, ``"tanh"`` or ``"relu"``.
+The parameters of one layer in one direction are ``w_ih``, ``w_hh``, then ``b_ih`` and ``b_hh``
+where there are biases, then ``w_hr`` where an LSTM projects its output. A kind is ``"gru"``,
+``"tanh"`` or ``"relu"``; an LSTM, which has two states, stands apart.
 
-Where cuDNN does the whole layer, autocast casts what goes in, under the name of an internal operator;
-the layer is then called as it is on what was cast.
+The loops over layers have a constant length in nearly every program, and are then unrolled, so that
+each parameter stands, and is cast, on its own. Those over time stay loops.
+
+Where cuDNN does all layers, autocast casts what goes in, under the name of an internal operator;
+the operator is then called as it is on what was cast.
 """
 
 from __future__ import annotations
@@ -65,271 +68,360 @@ def _uses_onednn(input: Tensor) -> bool:
 
 def _has_fused_cells(input: Tensor) -> bool:
     """CUDA, XPU and private backends, whose name can be any, fuse what follows the products."""
-    plain = ["cpu", "mps", "mtia", "maia", "meta", "hpu", "ipu", "xla", "vulkan", "lazy"]
-    return input.device.type not in plain
-
-
-def _fused_cell(
-    kind: str,
-    input: Tensor,
-    state: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-) -> list[Tensor]:
-    input_gates = torch.matmul(input, weights[0].t())
-    hidden_gates = torch.matmul(state[0], weights[1].t())
-    if kind == "gru":
-        h, _ = torch.ops.aten._thnn_fused_gru_cell(
-            input_gates, hidden_gates, state[0], biases[0], biases[1]
-        )
-        return [h]
-    h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(
-        input_gates, hidden_gates, state[1], biases[0], biases[1]
+    name = input.device.type
+    return not (
+        name == "cpu"
+        or name == "mps"
+        or name == "mtia"
+        or name == "maia"
+        or name == "meta"
+        or name == "hpu"
+        or name == "ipu"
+        or name == "xla"
     )
-    return [h, c]
 
 
-def _lstm_cell_parts(gates: Tensor, c: Tensor) -> list[Tensor]:
-    chunks = gates.unsafe_chunk(4, 1)
-    input_gate = chunks[0].sigmoid_()
-    forget_gate = chunks[1].sigmoid_()
-    cell_gate = chunks[2].tanh_()
-    output_gate = chunks[3].sigmoid_()
-    new = (forget_gate * c).add_(input_gate * cell_gate)
-    return [output_gate * new.tanh(), new]
+# --- steps ----------------------------------------------------------------------------------------
 
 
-def _gru_cell_parts(
-    input_gates: Tensor, h: Tensor, weights: list[Tensor], biases: list[Tensor | None]
-) -> Tensor:
+def _gru_step(input_gates: Tensor, h: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
     input_chunks = input_gates.unsafe_chunk(3, 1)
-    hidden_chunks = linear(h, weights[1], biases[1]).unsafe_chunk(3, 1)
+    hidden_chunks = linear(h, w_hh, b_hh).unsafe_chunk(3, 1)
     reset_gate = hidden_chunks[0].add_(input_chunks[0]).sigmoid_()
     update_gate = hidden_chunks[1].add_(input_chunks[1]).sigmoid_()
     new = input_chunks[2].add(hidden_chunks[2].mul_(reset_gate)).tanh_()
     return (h - new).mul_(update_gate).add_(new)
 
 
-def _cell(
+def _step(
     kind: str,
     input: Tensor,
-    state: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
+    h: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
     multiplied: bool,
-) -> list[Tensor]:
+) -> Tensor:
     """One step. ``multiplied``: the input is already the product with ``w_ih``, bias added."""
-    if (kind == "lstm" or kind == "gru") and _has_fused_cells(input):
-        new = _fused_cell(kind, input, state, weights, biases)
-    elif kind == "gru":
-        input_gates = input if multiplied else linear(input, weights[0], biases[0])
-        new = [_gru_cell_parts(input_gates, state[0], weights, biases)]
+    if kind == "gru":
+        if _has_fused_cells(input):
+            return torch.ops.aten._thnn_fused_gru_cell(
+                torch.matmul(input, w_ih.t()), torch.matmul(h, w_hh.t()), h, b_ih, b_hh
+            )[0]
+        return _gru_step(input if multiplied else linear(input, w_ih, b_ih), h, w_hh, b_hh)
+    gates = linear(h, w_hh, b_hh)
+    gates = gates.add_(input if multiplied else linear(input, w_ih, b_ih))
+    return torch.tanh(gates) if kind == "tanh" else torch.relu(gates)
+
+
+def _lstm_step(
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    w_hr: Tensor | None,
+    multiplied: bool,
+) -> tuple[Tensor, Tensor]:
+    if _has_fused_cells(input):
+        new_h, new_c, _ = torch.ops.aten._thnn_fused_lstm_cell(
+            torch.matmul(input, w_ih.t()), torch.matmul(h, w_hh.t()), c, b_ih, b_hh
+        )
     else:
-        hidden_gates = linear(state[0], weights[1], biases[1])
-        gates = hidden_gates.add_(input if multiplied else linear(input, weights[0], biases[0]))
-        if kind == "lstm":
-            new = _lstm_cell_parts(gates, state[1])
-        else:
-            new = [torch.tanh(gates) if kind == "tanh" else torch.relu(gates)]
-    if len(weights) > 2:
-        new[0] = torch.matmul(new[0], weights[2].t())
-    return new
+        gates = linear(h, w_hh, b_hh)
+        gates = gates.add_(input if multiplied else linear(input, w_ih, b_ih))
+        chunks = gates.unsafe_chunk(4, 1)
+        input_gate = chunks[0].sigmoid_()
+        forget_gate = chunks[1].sigmoid_()
+        cell_gate = chunks[2].tanh_()
+        output_gate = chunks[3].sigmoid_()
+        new_c = (forget_gate * c).add_(input_gate * cell_gate)
+        new_h = output_gate * new_c.tanh()
+    return new_h if w_hr is None else torch.matmul(new_h, w_hr.t()), new_c
 
 
-def _padded_layer(
+# --- one layer in one direction -------------------------------------------------------------------
+
+
+def _layer(
     kind: str,
     input: Tensor,
-    state: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
+    sizes: list[int] | None,
+    h: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
     backwards: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """One layer in one direction over a tensor of time, batch, features."""
+) -> tuple[Tensor, Tensor]:
+    """Run over a tensor of time, batch, features or, with ``sizes``, over a packed sequence."""
     multiplied = input.is_cpu
-    steps = (linear(input, weights[0], biases[0]) if multiplied else input).unbind(0)
-    assert len(steps) > 0, "Expected sequence length to be larger than 0 in RNN"
+    if multiplied:
+        input = linear(input, w_ih, b_ih)
     outputs: list[Tensor] = []
-    for i in range(len(steps)):
-        step = steps[len(steps) - 1 - i] if backwards else steps[i]
-        state = _cell(kind, step, state, weights, biases, multiplied)
-        outputs.append(state[0])
+    if sizes is None:
+        steps = input.unbind(0)
+        assert len(steps) > 0, "Expected sequence length to be larger than 0 in RNN"
+        for i in range(len(steps)):
+            step = steps[len(steps) - 1 - i] if backwards else steps[i]
+            h = _step(kind, step, h, w_ih, w_hh, b_ih, b_hh, multiplied)
+            outputs.append(h)
+        if backwards:
+            outputs.reverse()
+        return torch.stack(outputs, 0), h
     if backwards:
+        first, offset, last_size = h, input.size(0), sizes[-1]
+        h = first.narrow(0, 0, last_size)
+        for i in range(len(sizes)):
+            size = sizes[len(sizes) - 1 - i]
+            if size > last_size:
+                h = torch.cat([h, first.narrow(0, last_size, size - last_size)], 0)
+            offset -= size
+            last_size = size
+            step = input.narrow(0, offset, size)
+            h = _step(kind, step, h, w_ih, w_hh, b_ih, b_hh, multiplied)
+            outputs.append(h)
         outputs.reverse()
-    return torch.stack(outputs, 0), state
-
-
-def _narrowed(state: list[Tensor], start: int, end: int) -> list[Tensor]:
-    return [part.narrow(0, start, end - start) for part in state]
-
-
-def _joined(states: list[list[Tensor]]) -> list[Tensor]:
-    joined: list[Tensor] = []
-    for i in range(len(states[0])):
-        joined.append(torch.cat([state[i] for state in states], 0))
-    return joined
-
-
-def _packed_layer(
-    kind: str,
-    input: Tensor,
-    sizes: list[int],
-    state: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-) -> tuple[Tensor, list[Tensor]]:
-    """One layer over a packed sequence: some sequences end at each step where the size drops."""
-    multiplied = input.is_cpu
-    steps = linear(input, weights[0], biases[0]) if multiplied else input
-    offset = 0
-    last_size = sizes[0]
-    outputs: list[Tensor] = []
-    ended: list[list[Tensor]] = []
+        return torch.cat(outputs, 0), h
+    offset, last_size = 0, sizes[0]
+    ended: list[Tensor] = []
     for size in sizes:
-        step = steps.narrow(0, offset, size)
-        offset += size
+        step = input.narrow(0, offset, size)
         if size < last_size:
-            ended.append(_narrowed(state, size, last_size))
-            state = _narrowed(state, 0, size)
+            ended.append(h.narrow(0, size, last_size - size))
+            h = h.narrow(0, 0, size)
+        offset += size
         last_size = size
-        state = _cell(kind, step, state, weights, biases, multiplied)
-        outputs.append(state[0])
-    ended.append(state)
+        h = _step(kind, step, h, w_ih, w_hh, b_ih, b_hh, multiplied)
+        outputs.append(h)
+    ended.append(h)
     ended.reverse()
-    return torch.cat(outputs, 0), _joined(ended)
+    return torch.cat(outputs, 0), torch.cat(ended, 0)
 
 
-def _packed_layer_backwards(
-    kind: str,
+def _lstm_layer(
     input: Tensor,
-    sizes: list[int],
-    first_state: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-) -> tuple[Tensor, list[Tensor]]:
-    """The same from the last step to the first: sequences join where the size grows."""
-    multiplied = input.is_cpu
-    steps = linear(input, weights[0], biases[0]) if multiplied else input
-    offset = input.size(0)
-    last_size = sizes[-1]
-    state = _narrowed(first_state, 0, last_size)
-    outputs: list[Tensor] = []
-    for i in range(len(sizes) - 1, -1, -1):
-        size = sizes[i]
-        if size > last_size:
-            state = _joined([state, _narrowed(first_state, last_size, size)])
-        step = steps.narrow(0, offset - size, size)
-        offset -= size
-        last_size = size
-        state = _cell(kind, step, state, weights, biases, multiplied)
-        outputs.append(state[0])
-    outputs.reverse()
-    return torch.cat(outputs, 0), state
-
-
-def _one_direction(
-    kind: str,
-    input: Tensor,
-    sizes: list[int],
-    state: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
+    sizes: list[int] | None,
+    h: Tensor,
+    c: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    w_hr: Tensor | None,
     backwards: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """One layer in one direction. ``sizes`` is empty for a padded input."""
-    if len(sizes) == 0:
-        return _padded_layer(kind, input, state, weights, biases, backwards)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for an LSTM."""
+    multiplied = input.is_cpu
+    if multiplied:
+        input = linear(input, w_ih, b_ih)
+    outputs: list[Tensor] = []
+    if sizes is None:
+        steps = input.unbind(0)
+        assert len(steps) > 0, "Expected sequence length to be larger than 0 in RNN"
+        for i in range(len(steps)):
+            step = steps[len(steps) - 1 - i] if backwards else steps[i]
+            h, c = _lstm_step(step, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, multiplied)
+            outputs.append(h)
+        if backwards:
+            outputs.reverse()
+        return torch.stack(outputs, 0), h, c
     if backwards:
-        return _packed_layer_backwards(kind, input, sizes, state, weights, biases)
-    return _packed_layer(kind, input, sizes, state, weights, biases)
+        first_h, first_c, offset, last_size = h, c, input.size(0), sizes[-1]
+        h, c = first_h.narrow(0, 0, last_size), first_c.narrow(0, 0, last_size)
+        for i in range(len(sizes)):
+            size = sizes[len(sizes) - 1 - i]
+            if size > last_size:
+                h = torch.cat([h, first_h.narrow(0, last_size, size - last_size)], 0)
+                c = torch.cat([c, first_c.narrow(0, last_size, size - last_size)], 0)
+            offset -= size
+            last_size = size
+            step = input.narrow(0, offset, size)
+            h, c = _lstm_step(step, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, multiplied)
+            outputs.append(h)
+        outputs.reverse()
+        return torch.cat(outputs, 0), h, c
+    offset, last_size = 0, sizes[0]
+    ended_h: list[Tensor] = []
+    ended_c: list[Tensor] = []
+    for size in sizes:
+        step = input.narrow(0, offset, size)
+        if size < last_size:
+            ended_h.append(h.narrow(0, size, last_size - size))
+            ended_c.append(c.narrow(0, size, last_size - size))
+            h, c = h.narrow(0, 0, size), c.narrow(0, 0, size)
+        offset += size
+        last_size = size
+        h, c = _lstm_step(step, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, multiplied)
+        outputs.append(h)
+    ended_h.append(h)
+    ended_c.append(c)
+    ended_h.reverse()
+    ended_c.reverse()
+    return torch.cat(outputs, 0), torch.cat(ended_h, 0), torch.cat(ended_c, 0)
 
 
-def _split(params: list[Tensor], has_biases: bool) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Weights and biases of one layer in one direction."""
-    biases: list[Tensor | None] = [None, None]
-    if not has_biases:
-        return params, biases
-    biases[0], biases[1] = params[2], params[3]
-    return params[:2] + params[4:], biases
+def _onednn_layer(
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    backwards: bool,
+    num_layers: int,
+    bidirectional: bool,
+    batch_first: bool,
+    train: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for an LSTM that oneDNN runs as a whole."""
+    output, new_h, new_c, _ = torch.ops.aten.mkldnn_rnn_layer(
+        input,
+        w_ih,
+        w_hh,
+        torch.zeros_like(w_ih) if b_ih is None else b_ih,
+        torch.zeros_like(w_hh) if b_hh is None else b_hh,
+        h,
+        c,
+        backwards,
+        [],
+        2,
+        h.size(-1),
+        num_layers,
+        b_ih is not None,
+        bidirectional,
+        batch_first,
+        train,
+    )
+    return output, new_h, new_c
+
+
+# --- all layers -----------------------------------------------------------------------------------
 
 
 def _layers(
     kind: str,
     input: Tensor,
-    sizes: list[int],
-    states: list[Tensor],
+    sizes: list[int] | None,
+    hx: Tensor,
     params: list[Tensor],
     has_biases: bool,
     num_layers: int,
     dropout: float,
     train: bool,
     bidirectional: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """Every layer.
-
-    Args:
-        states: ``h`` of all layers and directions in one tensor and, for an LSTM, ``c``.
-
-    Returns:
-        The output and the last states, joined in the same way.
-    """
+) -> tuple[Tensor, Tensor]:
     directions = 2 if bidirectional else 1
-    per_layer = 4 if has_biases else 2
-    if len(states) > 1 and states[0].size(2) != states[1].size(2):
-        per_layer += 1
-    assert len(params) == num_layers * directions * per_layer, "an incorrect number of parameters"
-    unbound: list[list[Tensor]] = []
-    last: list[list[Tensor]] = []
-    for joined in states:
-        unbound.append(list(joined.unbind(0)))
-        none_yet: list[Tensor] = []
-        last.append(none_yet)
-        assert len(unbound[-1]) == num_layers * directions, "Expected more hidden states"
+    stride = 4 if has_biases else 2
+    assert len(params) == num_layers * directions * stride, "an incorrect number of RNN parameters"
+    assert hx.size(0) == num_layers * directions, "Expected more hidden states in stacked_rnn"
+    states = hx.unbind(0)
+    last: list[Tensor] = []
     for layer in range(num_layers):
-        outputs: list[Tensor] = []
-        for direction in range(directions):
-            index = layer * directions + direction
-            weights, biases = _split(
-                params[index * per_layer : (index + 1) * per_layer], has_biases
-            )
-            output, state = _one_direction(
+        at = layer * directions * stride
+        output, h = _layer(
+            kind,
+            input,
+            sizes,
+            states[layer * directions],
+            params[at],
+            params[at + 1],
+            params[at + 2] if has_biases else None,
+            params[at + 3] if has_biases else None,
+            False,
+        )
+        last.append(h)
+        if bidirectional:
+            at += stride
+            other, h = _layer(
                 kind,
                 input,
                 sizes,
-                [parts[index] for parts in unbound],
-                weights,
-                biases,
-                direction == 1,
+                states[layer * directions + 1],
+                params[at],
+                params[at + 1],
+                params[at + 2] if has_biases else None,
+                params[at + 3] if has_biases else None,
+                True,
             )
-            outputs.append(output)
-            for i in range(len(state)):
-                last[i].append(state[i])
-        input = torch.cat(outputs, outputs[0].dim() - 1) if bidirectional else outputs[0]
-        if dropout != 0 and train and layer < num_layers - 1:
-            input = torch.dropout(input, dropout, True)
-    return input, [torch.stack(parts, 0) for parts in last]
+            last.append(h)
+            output = torch.cat([output, other], output.dim() - 1)
+        if dropout != 0.0 and train and layer < num_layers - 1:
+            output = torch.dropout(output, dropout, True)
+        input = output
+    return input, torch.stack(last, 0)
 
 
-def _padded(
-    kind: str,
+def _is_projected(
+    params: list[Tensor], has_biases: bool, num_layers: int, bidirectional: bool
+) -> bool:
+    """Whether an LSTM projects its output: whether it has parameters for that."""
+    return len(params) > num_layers * (2 if bidirectional else 1) * (4 if has_biases else 2)
+
+
+def _lstm_layers(
     input: Tensor,
-    states: list[Tensor],
+    sizes: list[int] | None,
+    hx: list[Tensor],
     params: list[Tensor],
     has_biases: bool,
+    projected: bool,
     num_layers: int,
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    if batch_first:
-        input = input.transpose(0, 1)
-    output, last = _layers(
-        kind, input, [], states, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-    return output.transpose(0, 1) if batch_first else output, last
+) -> tuple[Tensor, Tensor, Tensor]:
+    directions = 2 if bidirectional else 1
+    stride = (4 if has_biases else 2) + (1 if projected else 0)
+    assert len(params) == num_layers * directions * stride, "an incorrect number of RNN parameters"
+    assert hx[0].size(0) == num_layers * directions, "Expected more hidden states in stacked_rnn"
+    states_h, states_c = hx[0].unbind(0), hx[1].unbind(0)
+    last_h: list[Tensor] = []
+    last_c: list[Tensor] = []
+    for layer in range(num_layers):
+        at = layer * directions * stride
+        output, h, c = _lstm_layer(
+            input,
+            sizes,
+            states_h[layer * directions],
+            states_c[layer * directions],
+            params[at],
+            params[at + 1],
+            params[at + 2] if has_biases else None,
+            params[at + 3] if has_biases else None,
+            params[at + stride - 1] if projected else None,
+            False,
+        )
+        last_h.append(h)
+        last_c.append(c)
+        if bidirectional:
+            at += stride
+            other, h, c = _lstm_layer(
+                input,
+                sizes,
+                states_h[layer * directions + 1],
+                states_c[layer * directions + 1],
+                params[at],
+                params[at + 1],
+                params[at + 2] if has_biases else None,
+                params[at + 3] if has_biases else None,
+                params[at + stride - 1] if projected else None,
+                True,
+            )
+            last_h.append(h)
+            last_c.append(c)
+            output = torch.cat([output, other], output.dim() - 1)
+        if dropout != 0.0 and train and layer < num_layers - 1:
+            output = torch.dropout(output, dropout, True)
+        input = output
+    return input, torch.stack(last_h, 0), torch.stack(last_c, 0)
 
 
-def _onednn_lstm(
+def _onednn_layers(
     input: Tensor,
     hx: list[Tensor],
     params: list[Tensor],
@@ -342,46 +434,56 @@ def _onednn_lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     directions = 2 if bidirectional else 1
     stride = 4 if has_biases else 2
-    h, c = hx[0].contiguous(), hx[1].contiguous()
-    layer_input = (input.transpose(0, 1) if batch_first else input).contiguous()
+    states_h, states_c = hx[0].contiguous(), hx[1].contiguous()
     last_h: list[Tensor] = []
     last_c: list[Tensor] = []
     for layer in range(num_layers):
-        outputs: list[Tensor] = []
-        for direction in range(directions):
-            index = layer * directions + direction
-            weights = params[index * stride : (index + 1) * stride]
-            if not has_biases:
-                weights = weights + [torch.zeros_like(weights[0]), torch.zeros_like(weights[1])]
-            output, new_h, new_c, _ = torch.ops.aten.mkldnn_rnn_layer(
-                layer_input,
-                weights[0],
-                weights[1],
-                weights[2],
-                weights[3],
-                h[index],
-                c[index],
-                direction == 1,
-                [],
-                2,
-                h.size(2),
+        at = layer * directions * stride
+        output, h, c = _onednn_layer(
+            input,
+            states_h[layer * directions],
+            states_c[layer * directions],
+            params[at],
+            params[at + 1],
+            params[at + 2] if has_biases else None,
+            params[at + 3] if has_biases else None,
+            False,
+            num_layers,
+            bidirectional,
+            batch_first,
+            train,
+        )
+        last_h.append(h)
+        last_c.append(c)
+        if bidirectional:
+            at += stride
+            other, h, c = _onednn_layer(
+                input,
+                states_h[layer * directions + 1],
+                states_c[layer * directions + 1],
+                params[at],
+                params[at + 1],
+                params[at + 2] if has_biases else None,
+                params[at + 3] if has_biases else None,
+                True,
                 num_layers,
-                has_biases,
                 bidirectional,
                 batch_first,
                 train,
             )
-            outputs.append(output)
-            last_h.append(new_h)
-            last_c.append(new_c)
-        layer_input = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        if dropout != 0 and train and layer < num_layers - 1:
-            layer_input = torch.dropout(layer_input, dropout, True)
-    output = layer_input.transpose(0, 1) if batch_first else layer_input
-    return output, torch.stack(last_h, 0), torch.stack(last_c, 0)
+            last_h.append(h)
+            last_c.append(c)
+            output = torch.cat([output, other], -1)
+        if dropout != 0.0 and train and layer < num_layers - 1:
+            output = torch.dropout(output, dropout, True)
+        input = output
+    return input, torch.stack(last_h, 0), torch.stack(last_c, 0)
 
 
-@decomposes("aten::lstm.input")
+# --- the operators --------------------------------------------------------------------------------
+
+
+@decomposes("aten::lstm.input", unroll=True)
 def _lstm(
     input: Tensor,
     hx: list[Tensor],
@@ -393,7 +495,6 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    assert len(hx) == 2, "lstm expects two hidden states"
     if input.device.type == "mps":
         return torch.lstm(
             input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
@@ -410,26 +511,32 @@ def _lstm(
             bidirectional,
             batch_first,
         )
-    if _uses_onednn(input) and hx[0].size(2) == hx[1].size(2):
-        return _onednn_lstm(
-            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    projected = _is_projected(params, has_biases, num_layers, bidirectional)
+    steps = input.transpose(0, 1) if batch_first else input
+    if _uses_onednn(input) and not projected:
+        output, h, c = _onednn_layers(
+            steps.contiguous(),
+            hx,
+            params,
+            has_biases,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+            batch_first,
         )
-    output, last = _padded(
-        "lstm",
-        input,
-        hx,
-        params,
-        has_biases,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
-    )
-    return output, last[0], last[1]
+    elif projected:
+        output, h, c = _lstm_layers(
+            steps, None, hx, params, has_biases, True, num_layers, dropout, train, bidirectional
+        )
+    else:
+        output, h, c = _lstm_layers(
+            steps, None, hx, params, has_biases, False, num_layers, dropout, train, bidirectional
+        )
+    return output.transpose(0, 1) if batch_first else output, h, c
 
 
-@decomposes("aten::lstm.data")
+@decomposes("aten::lstm.data", unroll=True)
 def _lstm_data(
     data: Tensor,
     batch_sizes: Tensor,
@@ -441,7 +548,6 @@ def _lstm_data(
     train: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    assert len(hx) == 2, "lstm expects two hidden states"
     if torch.cudnn_is_acceptable(data):
         return torch.lstm(
             half_where_on([data], data)[0],
@@ -455,9 +561,13 @@ def _lstm_data(
             bidirectional,
         )
     sizes: list[int] = batch_sizes.tolist()
-    one_length = sizes[0] == sizes[-1] and hx[0].size(2) == hx[1].size(2)
-    if one_length and _packed_onednn() and _uses_onednn(data):
-        padded, h, c = _onednn_lstm(
+    projected = _is_projected(params, has_biases, num_layers, bidirectional)
+    if projected:
+        return _lstm_layers(
+            data, sizes, hx, params, has_biases, True, num_layers, dropout, train, bidirectional
+        )
+    if sizes[0] == sizes[-1] and _packed_onednn() and _uses_onednn(data):
+        output, h, c = _onednn_layers(
             data.reshape([len(sizes), sizes[0], data.size(-1)]),
             hx,
             params,
@@ -468,14 +578,13 @@ def _lstm_data(
             bidirectional,
             False,
         )
-        return padded.reshape([data.size(0), padded.size(-1)]), h, c
-    output, last = _layers(
-        "lstm", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+        return output.reshape([data.size(0), output.size(-1)]), h, c
+    return _lstm_layers(
+        data, sizes, hx, params, has_biases, False, num_layers, dropout, train, bidirectional
     )
-    return output, last[0], last[1]
 
 
-@decomposes("aten::gru.input")
+@decomposes("aten::gru.input", unroll=True)
 def _gru(
     input: Tensor,
     hx: Tensor,
@@ -499,22 +608,14 @@ def _gru(
             bidirectional,
             batch_first,
         )
-    output, last = _padded(
-        "gru",
-        input,
-        [hx],
-        params,
-        has_biases,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
+    steps = input.transpose(0, 1) if batch_first else input
+    output, h = _layers(
+        "gru", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, last[0]
+    return output.transpose(0, 1) if batch_first else output, h
 
 
-@decomposes("aten::gru.data")
+@decomposes("aten::gru.data", unroll=True)
 def _gru_data(
     data: Tensor,
     batch_sizes: Tensor,
@@ -539,13 +640,12 @@ def _gru_data(
             bidirectional,
         )
     sizes: list[int] = batch_sizes.tolist()
-    output, last = _layers(
-        "gru", data, sizes, [hx], params, has_biases, num_layers, dropout, train, bidirectional
+    return _layers(
+        "gru", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, last[0]
 
 
-@decomposes("aten::rnn_tanh.input")
+@decomposes("aten::rnn_tanh.input", unroll=True)
 def _rnn_tanh(
     input: Tensor,
     hx: Tensor,
@@ -569,22 +669,14 @@ def _rnn_tanh(
             bidirectional,
             batch_first,
         )
-    output, last = _padded(
-        "tanh",
-        input,
-        [hx],
-        params,
-        has_biases,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
+    steps = input.transpose(0, 1) if batch_first else input
+    output, h = _layers(
+        "tanh", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, last[0]
+    return output.transpose(0, 1) if batch_first else output, h
 
 
-@decomposes("aten::rnn_tanh.data")
+@decomposes("aten::rnn_tanh.data", unroll=True)
 def _rnn_tanh_data(
     data: Tensor,
     batch_sizes: Tensor,
@@ -609,13 +701,12 @@ def _rnn_tanh_data(
             bidirectional,
         )
     sizes: list[int] = batch_sizes.tolist()
-    output, last = _layers(
-        "tanh", data, sizes, [hx], params, has_biases, num_layers, dropout, train, bidirectional
+    return _layers(
+        "tanh", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, last[0]
 
 
-@decomposes("aten::rnn_relu.input")
+@decomposes("aten::rnn_relu.input", unroll=True)
 def _rnn_relu(
     input: Tensor,
     hx: Tensor,
@@ -639,22 +730,14 @@ def _rnn_relu(
             bidirectional,
             batch_first,
         )
-    output, last = _padded(
-        "relu",
-        input,
-        [hx],
-        params,
-        has_biases,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
+    steps = input.transpose(0, 1) if batch_first else input
+    output, h = _layers(
+        "relu", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, last[0]
+    return output.transpose(0, 1) if batch_first else output, h
 
 
-@decomposes("aten::rnn_relu.data")
+@decomposes("aten::rnn_relu.data", unroll=True)
 def _rnn_relu_data(
     data: Tensor,
     batch_sizes: Tensor,
@@ -679,10 +762,9 @@ def _rnn_relu_data(
             bidirectional,
         )
     sizes: list[int] = batch_sizes.tolist()
-    output, last = _layers(
-        "relu", data, sizes, [hx], params, has_biases, num_layers, dropout, train, bidirectional
+    return _layers(
+        "relu", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
     )
-    return output, last[0]
 
 
 @decomposes("aten::lstm_cell")
@@ -695,8 +777,7 @@ def _lstm_cell(
     b_hh: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     assert len(hx) == 2, "lstm_cell expects two hidden states"
-    state = _cell("lstm", input, hx, [w_ih, w_hh], [b_ih, b_hh], False)
-    return state[0], state[1]
+    return _lstm_step(input, hx[0], hx[1], w_ih, w_hh, b_ih, b_hh, None, False)
 
 
 @decomposes("aten::gru_cell")
@@ -708,7 +789,7 @@ def _gru_cell(
     b_ih: Tensor | None,
     b_hh: Tensor | None,
 ) -> Tensor:
-    return _cell("gru", input, [hx], [w_ih, w_hh], [b_ih, b_hh], False)[0]
+    return _step("gru", input, hx, w_ih, w_hh, b_ih, b_hh, False)
 
 
 @decomposes("aten::rnn_tanh_cell")
@@ -720,7 +801,7 @@ def _rnn_tanh_cell(
     b_ih: Tensor | None,
     b_hh: Tensor | None,
 ) -> Tensor:
-    return _cell("tanh", input, [hx], [w_ih, w_hh], [b_ih, b_hh], False)[0]
+    return _step("tanh", input, hx, w_ih, w_hh, b_ih, b_hh, False)
 
 
 @decomposes("aten::rnn_relu_cell")
@@ -732,4 +813,4 @@ def _rnn_relu_cell(
     b_ih: Tensor | None,
     b_hh: Tensor | None,
 ) -> Tensor:
-    return _cell("relu", input, [hx], [w_ih, w_hh], [b_ih, b_hh], False)[0]
+    return _step("relu", input, hx, w_ih, w_hh, b_ih, b_hh, False)

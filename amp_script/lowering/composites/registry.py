@@ -9,7 +9,7 @@ operator itself, it means the operator as it is, with nothing cast inside.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -21,7 +21,9 @@ from ...jit_state import jit_autocast_pass, shield
 __all__ = [
     "VARIES",
     "Decomposition",
+    "Elements",
     "Known",
+    "compiled_text",
     "decomposes",
     "decomposition",
     "decompositions",
@@ -35,10 +37,19 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 VARIES: Final = object()
 """Stands for an argument that is known only when the program runs."""
 
-Known = Sequence[object]
-"""An operator's arguments: constants of the program, or :data:`VARIES`."""
 
-_Special = Callable[[Known], "torch.jit.ScriptFunction[..., Any] | None"]
+@dataclass(frozen=True)
+class Elements:
+    """Stands for a list whose elements vary, but whose length is known."""
+
+    count: int
+
+
+Known = Sequence[object]
+"""An operator's arguments: constants of the program, :class:`Elements` or :data:`VARIES`."""
+
+_ScriptFunction = Any  # generic in newer torch alone
+_Special = Callable[[Known], _ScriptFunction | None]
 
 
 def _never_special(known: Known) -> None:
@@ -52,12 +63,14 @@ class Decomposition:
     Attributes:
         operator: qualified name with overload, such as ``"aten::linalg_norm.ord_str"``.
         function: the function, not compiled yet; it takes the operator's arguments by position.
-        special: a compiled function that does the same for given constants, sooner; or None.
+        special: gives a compiled function that does the same, sooner, for given constants; or None.
+        unroll: whether to write out loops whose length is a constant.
     """
 
     operator: str
     function: Callable[..., object]
     special: _Special = _never_special
+    unroll: bool = False
 
     def graph(self, known: Known = ()) -> torch._C.Graph:
         """The function as a graph without calls, ready to be inserted; the caller's to change."""
@@ -85,21 +98,25 @@ _NAMES: set[str] = set()
 
 
 def decomposes(
-    *operators: str, when: Callable[[], bool] | None = None, special: _Special = _never_special
+    *operators: str,
+    when: Callable[[], bool] | None = None,
+    special: _Special = _never_special,
+    unroll: bool = False,
 ) -> Callable[[_Function], _Function]:
     """Register a function as the decomposition of operators with the same parameters.
 
     Args:
         operators: qualified names with overload.
         when: asked once, on import: whether the installed torch's kernel works this way.
-        special: what to use instead where arguments are constants.
+        special: see :class:`Decomposition`.
+        unroll: see :class:`Decomposition`.
     """
 
     def register(function: _Function) -> _Function:
         if when is None or when():
             for operator in operators:
                 assert operator not in _TABLE, f"{operator} is decomposed twice"
-                _TABLE[operator] = Decomposition(operator, function, special)
+                _TABLE[operator] = Decomposition(operator, function, special, unroll)
                 _NAMES.add(operator.partition(".")[0])
         return function
 
@@ -119,6 +136,19 @@ def decompositions() -> tuple[Decomposition, ...]:
 def may_be_composite(name: str) -> bool:
     """Whether some overload of a qualified name has a decomposition: a quick first question."""
     return name in _NAMES
+
+
+def compiled_text(source: str, names: Mapping[str, object]) -> _ScriptFunction:
+    """Compile one function that is given as text.
+
+    Args:
+        source: TorchScript.
+        names: what names in it stand for.
+    """
+    unit: Any = torch._C.CompilationUnit()
+    unit.define(source, names.get)
+    (function,) = unit.get_functions()
+    return function
 
 
 def operator_of(node: torch._C.Node) -> str:
@@ -148,7 +178,7 @@ def _compiled(function: Callable[..., object]) -> torch._C.Graph:
         return _without_calls(torch.jit.script(function))
 
 
-def _without_calls(function: torch.jit.ScriptFunction[..., Any]) -> torch._C.Graph:
+def _without_calls(function: _ScriptFunction) -> torch._C.Graph:
     graph: Any = function.graph.copy()
     with jit_autocast_pass(False), shield():
         torch._C._jit_pass_inline(graph)

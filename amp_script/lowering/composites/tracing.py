@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ from .registry import decomposition, may_be_composite, nodes_of, operator_of
 
 __all__ = ["trace_composites"]
 
+_Graph = Any  # torch types no more than a part of its methods
 _CALLS = ("prim::CallFunction", "prim::CallMethod")
 
 
@@ -44,7 +46,7 @@ def trace_composites() -> Iterator[None]:
     watched = _Watched(AmbientState.current())
     outer = sys.getprofile()
 
-    def watch(frame: FrameType, event: str, argument: object) -> None:
+    def watch(frame: FrameType, event: Any, argument: object) -> None:
         watched.look()
         if outer is not None:
             outer(frame, event, argument)
@@ -90,9 +92,8 @@ class _Watched:
             if node.hasAttribute("autocast"):
                 state = self.states[node.i("autocast")]
                 node.removeAttribute("autocast")
-                body = _body(node, state) if state.any_enabled else None
-                if body is not None:
-                    _put(self.graph, body, node)
+                if state.any_enabled:
+                    _take_apart(self.graph, node, state)
 
     def _mark(self) -> None:
         if self.graph is None:
@@ -106,42 +107,41 @@ class _Watched:
                 node.i_("autocast", index)
 
 
-def _put(graph: torch._C.Graph, body: torch._C.Graph, node: torch._C.Node) -> None:
+def _take_apart(graph: _Graph, node: torch._C.Node, state: AmbientState) -> None:
+    """Replace what did more in the state than it does as it stands."""
+    if node.kind() in _CALLS:
+        body, inputs = _called(node), list(node.inputs())
+    else:
+        operator = operator_of(node)
+        composite = decomposition(operator)
+        state = _where_it_ran(node, state)
+        device_types = frozenset(name for name, each in state.devices if each.enabled)
+        # What autocast knows itself is in the trace, with its casts.
+        if composite is None or any(policy.is_listed(name, operator) for name in device_types):
+            return
+        if not any(map(composite.reaches, device_types)):
+            return
+        kept, inputs = body_of(node, device_types)
+        body = kept.copy()
+    _lower(body, state)
     before = node.prev()
     with graph.insert_point_guard(node):
-        results = graph.insertGraph(body, list(node.inputs()))
+        results = graph.insertGraph(body, inputs)
     for old, new in zip(node.outputs(), results, strict=True):
         old.replaceAllUsesWith(new)
     keep_source(before, node)
     node.destroy()
 
 
-def _body(node: torch._C.Node, state: AmbientState) -> torch._C.Graph | None:
-    """What the node did in the state, or None where it did what it does as it stands."""
-    if node.kind() in _CALLS:
-        return _called(node, state)
-    composite = decomposition(operator_of(node))
-    if composite is None:
-        return None
-    state = _where_it_ran(node, state)
-    device_types = frozenset(name for name, each in state.devices if each.enabled)
-    if any(policy.is_listed(name, composite.operator) for name in device_types):
-        return None  # autocast knows the operator itself, and its casts are in the trace
-    if not any(map(composite.reaches, device_types)):
-        return None
-    graph = body_of(node, device_types).copy()
-    _lower(graph, state)
-    return graph
-
-
-def _called(node: torch._C.Node, state: AmbientState) -> torch._C.Graph:
-    graph = torch._C.Graph()
+def _called(node: torch._C.Node) -> torch._C.Graph:
+    """A graph that makes one call."""
+    graph: _Graph = torch._C.Graph()
     inputs = {value.unique(): graph.addInput().setTypeAs(value) for value in node.inputs()}
     call = graph.insertNode(graph.createClone(node, lambda value: inputs[value.unique()]))
     for value in call.outputs():
         graph.registerOutput(value)
-    _lower(graph, state)
-    return graph
+    called: torch._C.Graph = graph
+    return called
 
 
 def _lower(graph: torch._C.Graph, state: AmbientState) -> None:
@@ -155,10 +155,11 @@ def _where_it_ran(node: torch._C.Node, state: AmbientState) -> AmbientState:
     """The state without the devices that the operator's tensors are not on, as the trace knows."""
     device_types = set()
     for value in [*node.inputs(), *node.outputs()]:
-        parts = value.node().inputs() if value.type().kind() == "ListType" else [value]
-        for part in parts:
-            if part.type().kind() == "TensorType" and part.type().device() is not None:
-                device_types.add(part.type().device().type)
+        is_list = value.type().kind() == "ListType"
+        for part in value.node().inputs() if is_list else [value]:
+            kind: Any = part.type()
+            if kind.kind() == "TensorType" and kind.device() is not None:
+                device_types.add(kind.device().type)
     if not device_types:
         return state
     devices = tuple(
