@@ -17,6 +17,7 @@ from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, UsageError, VerificationError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import Verification
+from amp_script.verification import VerificationReport
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ def command(
                 model, inputs, example_kwargs=kwargs, device_type=place.type, dtype=region_dtype
             )
         except VerificationError as error:
-            raise AmpScriptError(f"{target}: {_difference(error)}") from error
+            raise AmpScriptError(f"{target}: {_difference(error.report)}") from error
     with output.step(f"writing {file}"):
         amp_script.save(frozen, file)
     output.table(_summary(file, frozen, weight_bytes, time.perf_counter() - started))
@@ -160,14 +161,16 @@ def _weight_bytes(model: torch.nn.Module) -> int:
     )
 
 
-def _difference(error: VerificationError) -> str:
-    worst = next(output for output in error.report.outputs if not output.bit_equal)
-    return (
-        f"the frozen program differs from eager autocast: {worst.path} is "
-        f"{_tensor(worst.dtype, worst.shape)}, expected "
-        f"{_tensor(worst.expected_dtype, worst.expected_shape)}"
-        + ("" if worst.ulps is None else f", {worst.ulps:g} units in the last place apart")
-    )
+def _difference(report: VerificationReport) -> str:
+    """What a report found, in one line, with the first output that does not pass."""
+    verdict = str(report).partition("\n")[0]
+    failing = next(item for item in report.outputs if not item.accepted)
+    found = _tensor(failing.dtype, failing.shape)
+    if failing.ulps is not None:
+        return f"{verdict}: {found}, up to {failing.ulps:g} units in the last place apart"
+    if failing.expected_dtype is None:
+        return f"{verdict}: {found}, {_distance(failing.distance)} from float32"
+    return f"{verdict}: {found}, not {_tensor(failing.expected_dtype, failing.expected_shape)}"
 
 
 def _summary(
@@ -179,7 +182,8 @@ def _summary(
     yield "size", f"{size}, of a model with {output.size(weight_bytes)} of weights"
     yield "region", f"{_name(about.dtype)} on {about.device}, {about.compute} kernels"
     for spec in about.inputs:
-        yield f"input {spec.name}", _tensor(spec.dtype, spec.shape or ())
+        what = "no tensor" if spec.dtype is None else _tensor(spec.dtype, spec.shape)
+        yield f"input {spec.name}", what
     if about.verification is not None:
         yield "verified", _verdict(about.verification)
     yield "took", f"{seconds:.1f} s"
@@ -188,13 +192,21 @@ def _summary(
 def _verdict(found: Verification) -> str:
     if found.bit_equal:
         return "equal to eager autocast to the bit"
+    if found.eager_distance is None:
+        return f"{_distance(found.distance)} from float32; eager autocast itself fails"
     return (
-        f"as near to float32 as eager autocast (relative distance {found.distance:.2e}, "
-        f"eager's {found.eager_distance:.2e})"
+        f"{_distance(found.distance)} from float32, eager autocast "
+        f"{_distance(found.eager_distance)}"
     )
 
 
-def _tensor(dtype: torch.dtype | None, shape: Sequence[int | None]) -> str:
+def _distance(relative: float | None) -> str:
+    return "an unknown distance" if relative is None else f"{100 * relative:.2g}%"
+
+
+def _tensor(dtype: torch.dtype | None, shape: Sequence[int | None] | None) -> str:
+    if shape is None:
+        return _name(dtype)
     sizes = "x".join("?" if size is None else str(size) for size in shape)
     return f"{_name(dtype)} {sizes or 'scalar'}"
 
