@@ -20,4 +20,5 @@ __all__ = [
     "linalg",
     "recurrent",
     "statistics",
+    "transformer",
 ]
