@@ -1,0 +1,85 @@
+"""``amp-script stubgen``: a stub file for a saved model."""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from amp_script.cli import output
+from amp_script.cli.files import require_free
+from amp_script.errors import AmpScriptError, UsageError
+from amp_script.metadata import EXTRA_FILE, Metadata
+from amp_script.stubgen import generate_stub
+
+_UNTELLING = frozenset({"", "Module", "PlaceholderModule", "ScriptModule"})
+"""Names of classes that TorchScript makes itself."""
+
+
+def command(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="The `.pt` file, from amp-script or anybody else."),
+    ],
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write: `.pyi` for a stub, or `.py` for a module to import, whose "
+            "class `amp_script.load(path, like=...)` takes and compares with the model.",
+        ),
+    ],
+    class_name: Annotated[
+        str | None,
+        typer.Option(
+            "--class", metavar="NAME", help="Name of the class; the model's own if not given."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Write a stub for a saved model: methods, attributes and submodules with their types.
+
+    Type checkers accept it in their strictest mode.
+
+    Example: `amp-script stubgen encoder.pt -o encoder.pyi`
+    """
+    require_free(file, force)
+    if file.suffix not in (".py", ".pyi"):
+        raise UsageError(f"{file}: expected a name that ends in .pyi or .py after -o")
+    with output.step(f"reading {model}"):
+        module, metadata = _load(model)
+    text = generate_stub(
+        module,
+        class_name or _class_name(module, model),
+        metadata=metadata,
+        importable=file.suffix == ".py",
+    )
+    file.write_text(text, encoding="utf-8")
+    output.line(str(file))
+
+
+def _load(path: Path) -> tuple[torch.jit.ScriptModule, Metadata | None]:
+    if not path.is_file():
+        raise UsageError(f"no file {path}")
+    extra_files = {EXTRA_FILE: b""}
+    try:
+        module = torch.jit.load(path, "cpu", extra_files)  # type: ignore[no-untyped-call]  # torch
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise AmpScriptError(f"{path} is no TorchScript file: {reason}") from error
+    text = extra_files[EXTRA_FILE]
+    return module, Metadata.from_json(text.decode()) if text else None
+
+
+def _class_name(module: torch.jit.ScriptModule, path: Path) -> str:
+    name = module.original_name
+    if name not in _UNTELLING and name.isidentifier() and not keyword.iskeyword(name):
+        return name
+    words = "".join(char if char.isalnum() else " " for char in path.stem).split()
+    camel = "".join(word[:1].upper() + word[1:] for word in words)
+    return camel if camel.isidentifier() else f"Model{camel}"

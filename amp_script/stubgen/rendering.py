@@ -1,0 +1,335 @@
+"""The text of a stub for a described module."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torch.jit._script import RecursiveScriptModule
+
+from amp_script.stubgen.annotations import Annotation, is_defined_by_program, python_names
+from amp_script.stubgen.program import Definition, Member, Method, Module, Parameter
+
+__all__ = ["render"]
+
+_INDENT: Final = "    "
+
+_OVERRIDES: Final = (
+    "  # type: ignore[assignment, misc, override, unused-ignore]  # torch has it too"
+)
+"""Where a program's name is also one of ``torch.jit.ScriptModule``, with another type."""
+
+_BASES: Final[Mapping[str, str]] = {
+    "enum": "enum.Enum",
+    "interface": "typing.Protocol",
+    "tuple": "typing.NamedTuple",
+}
+
+_TAKEN_BY_TORCH: Final = frozenset(dir(RecursiveScriptModule)) - {"forward"}
+_TAKEN_BY_TUPLE: Final = frozenset(dir(tuple))
+
+
+def render(
+    module: Module,
+    definitions: Mapping[str, Definition],
+    class_name: str,
+    *,
+    summary: str = "",
+    inputs: Iterable[str] = (),
+    importable: bool = False,
+) -> str:
+    """Write a stub.
+
+    Args:
+        module: the module.
+        definitions: the types that it mentions, by their names in the program.
+        class_name: name of the class for the module.
+        summary: more about the module than its name, for its docstring.
+        inputs: a line about each input of ``forward``, for its docstring.
+        importable: write a module that may be imported instead of a stub file.
+    """
+    names = _Names(module, definitions, class_name)
+    writer = _Writer(names, importable, tuple(inputs))
+    body = [*writer.definitions(definitions), *writer.module(class_name, module, summary)]
+    return "\n".join(writer.head(module) + body) + "\n"
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+class _Names:
+    """Spells types so that no name of the program stands in the way."""
+
+    def __init__(
+        self, module: Module, definitions: Mapping[str, Definition], class_name: str
+    ) -> None:
+        self._members = {name for part in module.walk() for name in _member_names(part)}
+        self._members |= {
+            name for definition in definitions.values() for name in _names_in(definition)
+        }
+        self._imported: dict[str, set[str]] = {}
+        self._defined: dict[str, str] = {}
+        taken = self._members | {class_name} | {_short(name) for name in python_names()}
+        first: dict[tuple[str, Definition], str] = {}
+        for qualified, definition in definitions.items():
+            key = (_short(qualified), definition)
+            if key not in first:
+                first[key] = _free(_identifier(_short(qualified)), taken)
+                taken.add(first[key])
+            self._defined[qualified] = first[key]
+        self.top_level = frozenset(taken - self._members)
+
+    def defined(self, qualified: str) -> str:
+        """Name in the stub of a type that the program defines."""
+        return self._defined[qualified]
+
+    def spell(self, name: str) -> str:
+        """Text for a full Python name, or for a type that the program defines."""
+        if is_defined_by_program(name):
+            return self._defined.get(name, self.spell("torch.ScriptObject"))
+        module, _, short = name.rpartition(".")
+        if module == "builtins" and short not in self._members:
+            return short
+        if module in ("builtins", "enum", "typing") or name == "torch.Tensor":
+            return self._import(module, short)
+        top, _, rest = name.partition(".")
+        self._import("", module)
+        return f"{self._alias(top)}.{rest}"
+
+    def _import(self, module: str, name: str) -> str:
+        top = name.partition(".")[0]
+        alias = self._alias(top)
+        # `import a.b as _a` would bind b.
+        bound = (name,) if alias == top else (top, "as", alias)
+        self._imported.setdefault(module, set()).add(" ".join(bound))
+        return alias
+
+    def _alias(self, name: str) -> str:
+        return f"_{name}" if name in self._members else name
+
+    def imports(self) -> list[str]:
+        """Import statements for everything that was spelled."""
+        plain = [f"import {name}" for name in sorted(self._imported.pop("", ()))]
+        return plain + [
+            f"from {module} import {', '.join(sorted(names))}"
+            for module, names in sorted(self._imported.items())
+        ]
+
+
+def _member_names(module: Module) -> Iterator[str]:
+    for members in (module.constants, module.parameters, module.buffers, module.attributes):
+        yield from (member.name for member in members)
+    yield from (method.name for method in module.methods)
+    yield from (name for name, _ in module.children)
+
+
+def _names_in(definition: Definition) -> Iterator[str]:
+    yield from (member.name for member in definition.members)
+    yield from (method.name for method in definition.methods)
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _identifier(name: str) -> str:
+    """The nearest name that Python can hold."""
+    cleaned = re.sub(r"\W", "_", name)
+    if not cleaned or cleaned[0].isdigit():
+        cleaned = f"_{cleaned}"
+    return f"{cleaned}_" if keyword.iskeyword(cleaned) else cleaned
+
+
+def _holds(name: str) -> bool:
+    return name == _identifier(name)
+
+
+def _class_name_for(attribute: str) -> str:
+    words = re.split(r"[\W_]+", attribute)
+    name = "".join(word[:1].upper() + word[1:] for word in words)
+    return f"Item{name}" if not name or name[0].isdigit() else _identifier(name)
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    occupied = {*taken, *dir(builtins)}
+    number, free = 1, name
+    while free in occupied:
+        number += 1
+        free = f"{name}{number}"
+    return free
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Writer:
+    names: _Names
+    importable: bool
+    inputs: tuple[str, ...]
+
+    def head(self, module: Module) -> list[str]:
+        about = f"Types of the TorchScript module {module.original_name}, written by amp-script."
+        future = ["", "from __future__ import annotations"] if self.importable else []
+        imports = self.names.imports()
+        return [f'"""{about}"""', *future, "", *imports, ""]
+
+    def definitions(self, definitions: Mapping[str, Definition]) -> Iterator[str]:
+        written = set()
+        for qualified in _in_order(definitions):
+            name = self.names.defined(qualified)
+            if name not in written:
+                written.add(name)
+                yield from self._definition(name, qualified, definitions[qualified])
+                yield ""
+
+    def _definition(self, name: str, qualified: str, definition: Definition) -> Iterator[str]:
+        base = _BASES.get(definition.kind)
+        yield f"class {name}{(base and f'({self.names.spell(base)})') or ''}:"
+        if name != _short(qualified):
+            yield f"{_INDENT}# In the program: {qualified}"
+        body = [
+            f"{member.name}: {self._type(member.annotation)}{_hides(member.name, tuple_=True)}"
+            if member.value is None
+            else f"{member.name} = {member.value}"
+            for member in definition.members
+        ]
+        for method in definition.methods:
+            body += self._method(method, hides=False)
+        yield from _indented(_class_body(body))
+
+    def module(
+        self, name: str, module: Module, summary: str = "", *, outermost: bool = True
+    ) -> Iterator[str]:
+        yield f"class {name}({self.names.spell('torch.jit.ScriptModule')}):"
+        about = module.original_name + (summary and f", {summary}")
+        body = [f'"""TorchScript module {about}."""', ""] if outermost else []
+        classes = self._classes_of_children(name, module)
+        written = set()
+        for attribute, child in module.children:
+            child_name = classes[attribute]
+            if child_name not in written:
+                written.add(child_name)
+                body += [*self.module(child_name, child, outermost=False), ""]
+        for title, members in (
+            ("Constants", module.constants),
+            ("Parameters", module.parameters),
+            ("Buffers", module.buffers),
+            ("Attributes", module.attributes),
+        ):
+            if members:
+                body += ["", f"# {title}"]
+                body += [line for member in members for line in self._member(member)]
+        if module.children:
+            body += ["", "# Submodules"]
+            body += [self._child(attribute, classes[attribute]) for attribute, _ in module.children]
+        for method in module.methods:
+            docstring = self.inputs if outermost and method.name == "forward" else ()
+            body += ["", *self._method(method, docstring)]
+            if method.name == "forward":
+                called = Method("__call__", method.parameters, method.result)
+                body += self._method(called, hides=False)
+        yield from _indented(_class_body(body))
+
+    def _classes_of_children(self, parent: str, module: Module) -> dict[str, str]:
+        """Names of the nested classes by attribute; equal modules share one."""
+        taken = {parent, *self.names.top_level, *_member_names(module)}
+        by_module: dict[Module, str] = {}
+        result = {}
+        for attribute, child in module.children:
+            if child not in by_module:
+                by_module[child] = _free(_class_name_for(attribute), taken)
+                taken.add(by_module[child])
+            result[attribute] = by_module[child]
+        return result
+
+    def _child(self, attribute: str, class_name: str) -> str:
+        if _holds(attribute):
+            return f"{attribute}: {class_name}{_hides(attribute)}"
+        return f"# {attribute!r}: {class_name}, reached by getattr(module, {attribute!r})"
+
+    def _member(self, member: Member) -> Iterator[str]:
+        note = _hides(member.name)
+        if not _holds(member.name):
+            yield f"# {member.name!r}: reached by getattr(module, {member.name!r})"
+        elif member.value is None:
+            yield f"{member.name}: {self._type(member.annotation)}{note}"
+        else:
+            final = self.names.spell("typing.Final")
+            kind = "" if member.annotation is None else f"[{self._type(member.annotation)}]"
+            yield f"{member.name}: {final}{kind} = {member.value}{note}"
+
+    def _method(
+        self, method: Method, docstring: tuple[str, ...] = (), *, hides: bool = True
+    ) -> Iterator[str]:
+        parameters = ", ".join(self._parameters(method.parameters))
+        note = _hides(method.name) if hides else ""
+        result = self._type(method.result)
+        lines = ['"""Take:', "", *docstring, '"""'] if docstring else []
+        body = [*lines, "raise NotImplementedError"] if self.importable else lines
+        head = f"def {method.name}({parameters}) -> {result}:"
+        if body:
+            yield head + note
+            yield from _indented(body)
+        else:
+            yield f"{head} ...{note}"
+
+    def _parameters(self, parameters: tuple[Parameter, ...]) -> Iterator[str]:
+        positional = [index for index, part in enumerate(parameters) if not _holds(part.name)]
+        keyword_only = False
+        yield "self"
+        for index, parameter in enumerate(parameters):
+            if parameter.keyword_only and not keyword_only:
+                keyword_only = True
+                yield "*"
+            text = f"{_identifier(parameter.name)}: {self._type(parameter.annotation)}"
+            yield text if parameter.default is None else f"{text} = {parameter.default}"
+            if positional and index == positional[-1]:
+                yield "/"
+
+    def _type(self, annotation: Annotation | None) -> str:
+        return (
+            self.names.spell("typing.Any")
+            if annotation is None
+            else annotation.python(self.names.spell)
+        )
+
+
+def _hides(name: str, *, tuple_: bool = False) -> str:
+    taken = _TAKEN_BY_TUPLE if tuple_ else _TAKEN_BY_TORCH
+    return _OVERRIDES if name in taken else ""
+
+
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield _INDENT + line if line else ""
+
+
+def _class_body(lines: list[str]) -> list[str]:
+    """Lines that make a class body, without blank ones at its ends and in pairs."""
+    kept = [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
+    if kept and not kept[-1]:
+        kept.pop()
+    only_comments = all(line.lstrip().startswith("#") or not line for line in kept)
+    return [*kept, "..."] if only_comments else kept
+
+
+def _in_order(definitions: Mapping[str, Definition]) -> Iterator[str]:
+    """Names of the definitions, those that others are made of first."""
+    done: set[str] = set()
+
+    def visit(name: str) -> Iterator[str]:
+        if name in done or name not in definitions:
+            return
+        done.add(name)
+        for member in definitions[name].members:
+            for part in member.annotation.walk() if member.annotation else ():
+                yield from visit(part.name)
+        yield name
+
+    for name in definitions:
+        yield from visit(name)
