@@ -1,6 +1,6 @@
 """Compiling with TorchScript so that what comes out can be lowered.
 
-Two things are different from ``torch.jit.script``, for the calling thread and while it compiles:
+Three things are different from ``torch.jit.script``, for the calling thread and while it compiles:
 
 - **Types.** TorchScript keeps one type for all modules that look alike, with one body for each
   method, in a table for the whole process. A module whose methods are changed after they were
@@ -10,6 +10,9 @@ Two things are different from ``torch.jit.script``, for the calling thread and w
 - **Decorators.** TorchScript compiles the source that a decorator was put on, and so drops
   ``@torch.autocast(...)``. Wherever it comes upon such a function it is given one in its place that
   has the region in its source; those decorated with this library's autocast have it already.
+- **Interfaces.** A submodule that is annotated with a ``torch.jit.interface`` gets its own type,
+  which is the interface's too, so that what is called in a region is known. Another submodule of
+  another type cannot be put in its place afterwards: TorchScript refuses it.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
 (``ConcreteTypeStore``, ``concrete_type_store``, ``create_script_module``,
@@ -44,7 +47,7 @@ _lock = threading.RLock()
 
 def compile_module(module: torch.nn.Module) -> torch.jit.RecursiveScriptModule:
     """Do what ``torch.jit.script(module)`` does, as the text above says."""
-    with _compiling():
+    with _compiling(), _without_interfaces(module):
         compiled: torch.jit.RecursiveScriptModule = _recursive.create_script_module(
             module, _recursive.infer_methods_to_compile
         )
@@ -119,6 +122,27 @@ def _types_of_its_own() -> Iterator[None]:
         yield
     finally:
         _recursive.concrete_type_store = before
+
+
+@contextmanager
+def _without_interfaces(module: torch.nn.Module) -> Iterator[None]:
+    """Hide from TorchScript which submodules are annotated with interfaces."""
+    changed = []
+    try:
+        for each in module.modules():
+            annotations = getattr(each, "__annotations__", {})
+            kept = {name: kind for name, kind in annotations.items() if not _is_interface(kind)}
+            if len(kept) < len(annotations) and "__annotations__" not in each.__dict__:
+                each.__dict__["__annotations__"] = kept
+                changed.append(each)
+        yield
+    finally:
+        for each in changed:
+            del each.__dict__["__annotations__"]
+
+
+def _is_interface(annotation: object) -> bool:
+    return hasattr(annotation, "__torch_script_interface__")
 
 
 # Decorators ---------------------------------------------------------------------------------------

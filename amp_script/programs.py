@@ -19,7 +19,7 @@ import torch
 
 from .cast_cache import ambient_cast_cache, in_region
 from .jit_state import AmbientState, shield
-from .lowering import Entry, Functions, changes, lower_prepared
+from .lowering import Entry, Functions, changes, lower_prepared, python_calls
 
 Compiled: TypeAlias = "torch._C.ScriptFunction | torch._C.ScriptMethod"
 
@@ -80,10 +80,12 @@ class Program:
                 run = self.variant(state)
         optimize = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
+        depth = python_calls.depth()
         try:
             with shield():
                 return run(*args, **kwargs)
         finally:
+            python_calls.leave_to(depth)
             torch._C._set_graph_executor_optimize(optimize)
 
     def _positional(

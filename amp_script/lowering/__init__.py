@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..jit_state import AmbientState, jit_autocast_pass, shield
 from ._graph import Editor, Graph
 from .addmm import keep_addmm_whole
-from .calls import changes, redirect_calls
+from .calls import changes, lower_calls
 from .casts import insert_casts
 from .cleanup import tidy
 from .composites import expand_composites
@@ -51,5 +51,5 @@ def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
         sites = regions.remove()
         keep_addmm_whole(editor, sites)
         insert_casts(editor, sites)
-        redirect_calls(editor, sites, functions)
+        lower_calls(editor, sites, functions)
         tidy(graph)

@@ -133,10 +133,21 @@ def compiled_function(
         source: the text of the function, in TorchScript.
         names: what the text refers to.
     """
+    return _unit.create_function(qualified_name, compiled_graph(source, names))
+
+
+def compiled_graph(source: str, names: Mapping[str, object]) -> Graph:
+    """Compile one function, given as text, and return its graph.
+
+    Args:
+        source: the text of the function, in TorchScript.
+        names: what the text refers to.
+    """
     draft = torch._C.CompilationUnit()
     draft.define(source, {**vars(builtins), **names}.get)
     (function,) = draft.get_functions()
-    return _unit.create_function(qualified_name, function.graph)
+    graph: Graph = function.graph
+    return graph
 
 
 class Editor:
@@ -174,6 +185,13 @@ class Editor:
         with self._at(node):
             outputs: list[Value] = self.graph.insertGraph(callee, list(inputs))
         return outputs
+
+    def graph_after(self, node: Node, callee: Graph) -> None:
+        """Copy the body of a graph without inputs to after ``node``."""
+        marker = self.node_before(node, "prim::Constant")
+        marker.moveAfter(node)
+        self.graph_before(marker, callee, ())
+        marker.destroy()
 
     def node_before(self, node: Node, kind: str, *inputs: Value, outputs: int = 1) -> Node:
         """Insert a node of the given kind, whose output types are the caller's to set."""

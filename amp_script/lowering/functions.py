@@ -40,13 +40,13 @@ class Contents:
 
     Attributes:
         schemas: the operators, each as the text of its schema.
-        kinds: the kinds of the nodes that are no operators.
         has_regions: whether there is an autocast region.
+        leaves: whether it calls Python, or what is known only while running.
     """
 
     schemas: frozenset[str]
-    kinds: frozenset[str]
     has_regions: bool
+    leaves: bool
 
 
 class Functions:
@@ -93,7 +93,7 @@ class Functions:
                 body = self.prepared(name)
                 if body is None:
                     unknown = unknown or not is_interface_call(node)
-                elif _has_region_types(body) or _is_small(body):
+                elif _must_be_inlined(body) or _is_small(body):
                     inline(editor, node, body)
             if unknown:
                 torch._C._jit_pass_inline(graph)
@@ -121,25 +121,29 @@ class Functions:
     def contents_of(self, graph: Graph) -> Contents:
         """What a prepared graph does, in all that it calls."""
         schemas: set[str] = set()
-        kinds: set[str] = set()
-        has_regions = False
+        has_regions = leaves = False
         for node in nodes_of(graph):
             kind = node.kind()
             if not kind.startswith("prim::"):
                 schemas.add(node.schema())
-            elif kind in CALLS:
+                continue
+            called = None
+            if kind == "prim::fork":
+                called = self.contents_of(node.g("Subgraph"))
+            elif kind in CALLS and not is_interface_call(node):
                 if is_region_constructor(node):
                     has_regions = True
-                elif not is_interface_call(node):
+                else:
                     called = self.contents(name_of(node))
-                    schemas |= called.schemas
-                    kinds |= called.kinds
-                    has_regions = has_regions or called.has_regions
-            else:
-                kinds.add(kind)
-                if kind == "prim::Enter":
-                    has_regions = has_regions or region_class(node.inputsAt(0).type()) is not None
-        return Contents(frozenset(schemas), frozenset(kinds), has_regions)
+            elif kind in CALLS or kind == "prim::PythonOp":
+                leaves = True
+            elif kind == "prim::Enter" and region_class(node.inputsAt(0).type()) is not None:
+                has_regions = True
+            if called is not None:
+                schemas |= called.schemas
+                has_regions = has_regions or called.has_regions
+                leaves = leaves or called.leaves
+        return Contents(frozenset(schemas), has_regions, leaves)
 
     def lowered(self, name: str, entry: Entry) -> Function:
         """A copy of a function or method, lowered for calls in a state.
@@ -152,11 +156,16 @@ class Functions:
             body = self.prepared(name)
             assert body is not None
             copy = body.copy()
-            self._lower(copy, entry, self)
-            self._lowered[key] = self._create(name, copy)
+            self.lower(copy, entry)
+            self._lowered[key] = self.create(name, copy)
         return self._lowered[key]
 
-    def _create(self, name: str, graph: Graph) -> Function:
+    def lower(self, graph: Graph, entry: Entry) -> None:
+        """Lower a graph that :meth:`prepare` has been through, in place, for calls in a state."""
+        self._lower(graph, entry, self)
+
+    def create(self, name: str, graph: Graph) -> Function:
+        """Make a function of a lowered graph, named after the original."""
         short = "_".join(name.split(".")[-2:])
         number = self._names[short]
         self._names[short] += 1
@@ -205,6 +214,9 @@ def _is_small(graph: Graph) -> bool:
     )
 
 
-def _has_region_types(graph: Graph) -> bool:
-    values = [*graph.inputs(), *graph.outputs()]
-    return any("autocast_mode" in value.type().annotation_str for value in values)
+def _must_be_inlined(graph: Graph) -> bool:
+    """Whether a region or an interface is among the arguments or results."""
+    kinds = [value.type() for value in (*graph.inputs(), *graph.outputs())]
+    return any(
+        kind.kind() == "InterfaceType" or "autocast_mode" in kind.annotation_str for kind in kinds
+    )

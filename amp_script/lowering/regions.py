@@ -328,6 +328,8 @@ class _Walk:
             name = _device_type(constant(device), state, node)
             return state.with_device(name, self._region(node, name, dtype, enabled))
         for name, outside in state.devices.items():
+            if not supported_codes(name):
+                continue
             inside = self._region(node, name, dtype, enabled)
             this = editor.constant_before(node, name)
             target, default = (

@@ -146,8 +146,8 @@ def supported_codes(device_type: str) -> tuple[int, ...]:
     """
     row = ROWS.get(device_type)
     if row is None:
-        module = getattr(torch, device_type)
-        return tuple(map(dtype_code, module.get_amp_supported_dtype()))
+        ask = getattr(getattr(torch, device_type, None), "get_amp_supported_dtype", tuple)
+        return tuple(map(dtype_code, ask()))
     if row.dtypes is None:
         return tuple(code for code, dtype in dtypes_by_code().items() if dtype.is_floating_point)
     return tuple(map(dtype_code, row.dtypes))
