@@ -133,7 +133,8 @@ def _without_interfaces(module: torch.nn.Module) -> Iterator[None]:
             annotations = getattr(each, "__annotations__", {})
             kept = {name: kind for name, kind in annotations.items() if not _is_interface(kind)}
             if len(kept) < len(annotations) and "__annotations__" not in each.__dict__:
-                each.__dict__["__annotations__"] = kept
+                # If there were none, the class would be asked instead.
+                each.__dict__["__annotations__"] = {"": torch.Tensor, **kept}
                 changed.append(each)
         yield
     finally:
