@@ -123,7 +123,7 @@ class _Upcast:
         """Change the nodes of a block; ``wide`` holds float32 forms that dominate the node."""
         wide = dict(outer)
         nodes = list(block.nodes())
-        for node, following in zip(nodes, [*nodes[1:], block.returnNode()], strict=True):
+        for node, following in zip(nodes, [*nodes, block.returnNode()][1:], strict=True):
             for inner in node.blocks():
                 self._in_block(inner, wide)
             if self._is_changed(node):
