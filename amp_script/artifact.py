@@ -119,20 +119,30 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside ``path`` that takes its place if the block succeeds."""
+    """Yield a name in a new folder beside ``path`` that takes its place if the block succeeds.
+
+    The name is the file's own, because TorchScript writes it into the archive. What a link points
+    to is replaced, and not the link.
+    """
+    target = Path(os.path.realpath(path))
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            temporary = Path(folder) / target.name
+            yield temporary
+            _flush(temporary)
+            temporary.replace(target)
+        _flush(target.parent)
     except OSError as error:
         raise ArtifactError(str(path), f"cannot write there: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written to a file, or which files a folder has."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        os.fsync(descriptor)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _first_line(error: Exception) -> str:

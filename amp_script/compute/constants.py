@@ -8,6 +8,7 @@ that graph or saves it.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class StoredConstants:
     def __init__(self, graphs: Iterable[Graph]) -> None:
         self._places: dict[Key, list[_Place]] = defaultdict(list)
         self._out: list[tuple[Stored, list[_Place]]] = []
+        self._lock = threading.Lock()
         for graph in graphs:
             for node in nodes_of(graph):
                 for index, tensor in _tensors(node):
@@ -87,12 +89,14 @@ class StoredConstants:
         self._out.append((stored, places))
 
     def put_back(self) -> None:
-        """Fill every emptied place again."""
-        while self._out:
-            stored, places = self._out.pop()
-            tensor = stored.recover().to(stored.dtype)
-            for place in places:
-                place.put(tensor)
+        """Fill every emptied place again; whoever returns from here finds all of them full."""
+        with self._lock:
+            while self._out:
+                stored, places = self._out[-1]
+                tensor = stored.recover().to(stored.dtype)
+                for place in places:
+                    place.put(tensor)
+                self._out.pop()
 
 
 def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> dict[int, Stored]:
