@@ -1,4 +1,4 @@
-"""Standing in for a method of a class while a block runs, for one thread."""
+"""Standing in for a function or method while a block runs, for one thread."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["replaced"]
 
 
 @contextmanager
-def replaced(owner: type, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Put a function in the place of a method, for calls from the calling thread.
+def replaced(owner: object, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Put a function in the place of another, for calls from the calling thread.
 
-    Other threads, and everyone afterwards, call the method itself.
+    Other threads, and everyone afterwards, call the original.
 
     Args:
-        owner: the class.
-        name: name of the method, its own or inherited.
-        replacement: called with the original method before the arguments.
+        owner: the class or module that it is looked up on.
+        name: its name there; a class may have it inherited.
+        replacement: called with the original before the arguments.
     """
     own = vars(owner).get(name)
     original = getattr(owner, name)

@@ -4,7 +4,7 @@ Private names used here, present in torch 2.6 to 2.15: ``torch.jit._trace.TopLev
 ``torch.jit._recursive.create_script_module``, ``make_stub``, ``make_stubs_from_exported_methods``
 and ``wrap_cpp_module``, ``torch.jit._state._python_cu``, ``torch._C._get_value_trace``,
 ``torch._C._freeze_module``, ``torch._C._jit_pass_inline``,
-``torch._C._jit_try_infer_type``, and of the C++ module
+``torch._C._jit_pass_dce``, ``torch._C._jit_try_infer_type``, and of the C++ module
 ``_create_method_from_trace``, ``_define``, ``_register_attribute``, ``_get_method``,
 ``_has_method`` and ``hasattr``.
 """
@@ -94,6 +94,7 @@ class Recorder:
             )
         graph = self.graph(name)
         _C._jit_pass_inline(graph)
+        _C._jit_pass_dce(graph)
         return graph
 
     def define(self, source: str, names: Mapping[str, object]) -> None:

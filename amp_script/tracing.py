@@ -39,6 +39,7 @@ from amp_script.lowering.addmm import keep_addmm_whole
 from amp_script.lowering.regions import Site
 from amp_script.lowering.state import ProgramState
 from amp_script.metadata import InputSpec, Metadata, Verification
+from amp_script.missing_kernels import stand_in_for_missing_kernels
 from amp_script.recording import Recorder
 from amp_script.regions import Region, border_dtype
 from amp_script.script_calls import lowered_script_calls
@@ -234,7 +235,12 @@ class _Freezing:
             found.append((structure, tuple(output.dtype for output in outputs)))
             return outputs
 
-        with seeded(self.region.device_type), lowered_script_calls(), self.region.enter():
+        with (
+            seeded(self.region.device_type),
+            lowered_script_calls(),
+            stand_in_for_missing_kernels(self.region),
+            self.region.enter(),
+        ):
             recorder.record(name, run, call.fresh())
         return found[-1]
 
