@@ -39,17 +39,23 @@ def save(
     Args:
         module: what ``trace_and_freeze``, ``load`` or ``script`` returned.
         path: the file; replaced if it exists, and left as it is if writing fails.
-        compute: plan to bake into the file. ``None`` keeps the weights in the reduced dtype, which
-            :func:`load` runs with whichever plan suits the machine.
+        compute: plan that the file holds for readers that choose none, such as C++. ``None`` keeps
+            the weights in the reduced dtype; :func:`load` runs them with whichever plan suits the
+            machine. ``"upcast"`` runs in float32 kernels wherever it is loaded, with the weights
+            rounded and stored in float32, so that no call has to convert them.
 
     Raises:
         ArtifactError: the file cannot be written.
+        ValueError: the module cannot be stored with that plan.
     """
-    del compute
     path = Path(path)
     extra_files = {}
-    if not isinstance(module, FrozenModule):
+    if isinstance(module, FrozenModule):
+        module = module if compute is None else module.baked(compute)
+    elif compute is None:
         extra_files[EXTRA_FILE] = Metadata("scripted", dtype=None, device="cpu").to_json()
+    else:
+        raise ValueError(f"compute={compute!r} is for frozen modules, not {type(module).__name__}")
     with _replacing(path) as temporary:
         module.save(str(temporary), _extra_files=extra_files)
 

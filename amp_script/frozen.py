@@ -10,13 +10,16 @@ native, calls run the plan's form, and the storable one lends it its constants: 
 gets it whole again.
 
 Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._reconstruct`` and
-``_c``, ``torch._C.ScriptMethod``, ``torch._C._get_tracing_state``.
+``_c``, ``torch._C.ScriptMethod``, ``torch._C._get_tracing_state``,
+``torch._C.import_ir_module_from_buffer``.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -24,7 +27,8 @@ import torch
 from torch.jit._script import RecursiveScriptModule
 from typing_extensions import Self
 
-from amp_script.compute import Compute, CppModule, Program, choose
+from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
+from amp_script.compute import Compute, CppModule, Program, bake, choose
 from amp_script.errors import InputError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
@@ -86,10 +90,10 @@ class FrozenModule(RecursiveScriptModule):
 
     @property
     def _c(self) -> CppModule:
-        """The storable program, whole."""
+        """The storable program, whole from now on: whoever asks for it may keep it."""
         program: Program | None = self.__dict__.get("_program")
         if program is not None:
-            program.put_back()
+            program.give_back()
         return self._cpp
 
     @_c.setter
@@ -128,15 +132,51 @@ class FrozenModule(RecursiveScriptModule):
 
     def save(self, f: str | PathLike[str], **kwargs: Any) -> None:
         """Write the program with its metadata; ``amp_script.save`` does so atomically."""
-        self._c.save(str(f), _extra_files=self._with_metadata(kwargs))
+        with self._whole():
+            self._cpp.save(str(f), _extra_files=self._with_metadata(kwargs))
 
     def save_to_buffer(self, **kwargs: Any) -> bytes:
         """Return the bytes that :meth:`save` would write."""
-        buffer: bytes = self._c.save_to_buffer(_extra_files=self._with_metadata(kwargs))
+        with self._whole():
+            buffer: bytes = self._cpp.save_to_buffer(_extra_files=self._with_metadata(kwargs))
         return buffer
 
+    def baked(self, compute: Compute) -> Self:
+        """Return a copy with a plan written into the storable program.
+
+        Args:
+            compute: ``"upcast"``; the weights of the copy are in float32.
+
+        Raises:
+            ValueError: any other plan: a native program needs nothing, a packed one cannot be
+                stored, and a plan that is baked in cannot be taken out.
+        """
+        if self.metadata.compute == compute:
+            return self
+        if compute != "upcast":
+            raise ValueError(
+                f"a program cannot be stored with compute={compute!r}: give None to store "
+                f"it as it is ({self.metadata.compute!r}), or 'upcast'"
+            )
+        cpp_module = _imported(self.save_to_buffer())
+        bake(cpp_module, self.metadata.inputs, choose(compute, self.metadata.device))
+        # What was verified is not what the copy computes.
+        metadata = replace(self.metadata, compute=compute, verification=None)
+        return self._assemble(cpp_module, metadata, None)
+
+    def _whole(self) -> AbstractContextManager[None]:
+        program: Program | None = self.__dict__["_program"]
+        return nullcontext() if program is None else program.whole()
+
     def _with_metadata(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**(kwargs.get("_extra_files") or {}), EXTRA_FILE: self.metadata.to_json()}
+        graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]
+        metadata = replace(
+            self.metadata,
+            oldest_libtorch=oldest_libtorch(graphs),
+            lite_interpreter=runs_in_lite_interpreter(graphs),
+            torch_version=torch.__version__,
+        )
+        return {**(kwargs.get("_extra_files") or {}), EXTRA_FILE: metadata.to_json()}
 
     def __copy__(self) -> Self:
         """Return a module that shares the constants of this one."""
@@ -210,6 +250,11 @@ def _device_and_dtype(*args: Any, **kwargs: Any) -> tuple[torch.device | None, t
     return device, dtype
 
 
+def _imported(archive: bytes) -> CppModule:
+    torch_c: Any = torch._C
+    return torch_c.import_ir_module_from_buffer(torch_c.CompilationUnit(), archive, None, {}, False)
+
+
 def _program(cpp_module: CppModule, metadata: Metadata, compute: Compute) -> Program | None:
     """The program under the plan; ``None`` where that is the storable one."""
     plan = choose(compute, metadata.device)
@@ -255,15 +300,15 @@ class _GuardedMethod:
             self._check(given)
         with shield():
             if self._program is None or torch._C._get_tracing_state() is not None:
-                return self._whole()(*args, **kwargs)
+                return self._storable()(*args, **kwargs)
             return self._program.run(self._cpp, self._name, [given[name] for name in self._names])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole(), name)
+        return getattr(self._storable(), name)
 
-    def _whole(self) -> torch._C.ScriptMethod[..., Any]:
+    def _storable(self) -> torch._C.ScriptMethod[..., Any]:
         if self._program is not None:
-            self._program.put_back()
+            self._program.give_back()
         return self._method
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

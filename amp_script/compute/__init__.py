@@ -7,7 +7,7 @@ rounded values through float32 kernels and round what comes out.
 
 from .plans import Compute, Description, Plan, choose, describe
 from .processor import Kind, Processor
-from .program import CppModule, Program
+from .program import CppModule, Program, bake
 
 __all__ = [
     "Compute",
@@ -17,6 +17,7 @@ __all__ = [
     "Plan",
     "Processor",
     "Program",
+    "bake",
     "choose",
     "describe",
 ]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -66,7 +67,7 @@ class Stored:
 
 
 class StoredConstants:
-    """The tensor constants of the storable graphs.
+    """The tensor constants of the storable graphs, some of them taken out.
 
     Args:
         graphs: live graphs of a module's methods. They must not run while a constant is out.
@@ -74,8 +75,9 @@ class StoredConstants:
 
     def __init__(self, graphs: Iterable[Graph]) -> None:
         self._places: dict[Key, list[_Place]] = defaultdict(list)
-        self._out: list[tuple[Stored, list[_Place]]] = []
-        self._lock = threading.Lock()
+        self._taken: list[tuple[Stored, list[_Place]]] = []
+        self._borrowers = 0
+        self._lock = threading.RLock()
         for graph in graphs:
             for node in nodes_of(graph):
                 for index, tensor in _tensors(node):
@@ -84,19 +86,35 @@ class StoredConstants:
     def take_out(self, key: Key, stored: Stored) -> None:
         """Empty the places of a constant, so that its memory can be freed."""
         places = self._places[key]
-        for place in places:
-            place.put(torch.empty(0, dtype=stored.dtype))
-        self._out.append((stored, places))
+        self._taken.append((stored, places))
+        _fill(places, torch.empty(0, dtype=stored.dtype))
 
-    def put_back(self) -> None:
-        """Fill every emptied place again; whoever returns from here finds all of them full."""
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Every place is full inside the block."""
         with self._lock:
-            while self._out:
-                stored, places = self._out[-1]
-                tensor = stored.recover().to(stored.dtype)
-                for place in places:
-                    place.put(tensor)
-                self._out.pop()
+            self._borrowers += 1
+            if self._borrowers == 1:
+                for stored, places in self._taken:
+                    _fill(places, stored.recover().to(stored.dtype))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._borrowers -= 1
+                if self._borrowers == 0:
+                    for stored, places in self._taken:
+                        _fill(places, torch.empty(0, dtype=stored.dtype))
+
+    def give_back(self) -> None:
+        """Fill every place for good."""
+        with self._lock, self.whole():
+            self._taken.clear()
+
+
+def _fill(places: Iterable[_Place], tensor: torch.Tensor) -> None:
+    for place in places:
+        place.put(tensor)
 
 
 def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> dict[int, Stored]:

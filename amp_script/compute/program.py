@@ -6,7 +6,8 @@ Private names used here, present in torch 2.6 to 2.15: ``torch._C._create_functi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ from .prepack import AS_PACKED, prepack, weighted_inputs
 from .sizes import sizes_on_examples
 from .upcast import upcast
 
-__all__ = ["CppModule", "Program"]
+__all__ = ["CppModule", "Program", "bake"]
 
 CppModule: TypeAlias = Any
 """A ``torch._C.ScriptModule``: torch's stub for the class lacks most of its methods."""
@@ -30,7 +31,7 @@ class Program:
     """Runs a module's methods with some kinds of operator in float32.
 
     The module's own graphs stay as they were stored, except that constants which only the plan
-    uses are out of them until :meth:`put_back`.
+    uses are out of them.
 
     Args:
         cpp_module: a frozen module whose methods have not run yet.
@@ -49,14 +50,9 @@ class Program:
         plan: Plan,
     ) -> None:
         self.plan = plan
-        dtypes = {spec.name: spec.dtype for spec in inputs if spec.dtype is not None}
-        names = cpp_module._method_names()
-        stored = {name: cpp_module._get_method(name).graph for name in names}
+        stored = _graphs_of(cpp_module)
         graphs = {name: graph.copy() for name, graph in stored.items()}
-        changed = {
-            name: upcast(graph, dtypes if name == "forward" else {}, plan.kinds)
-            for name, graph in graphs.items()
-        }
+        changed = _upcast_all(graphs, inputs, plan)
         self.changed = sum(map(len, changed.values()))
         self._stored = StoredConstants(stored.values())
         self._threads = torch.get_num_threads()
@@ -73,9 +69,41 @@ class Program:
         as_packed = torch.get_num_threads() == self._threads
         return self._functions[name](cpp_module, arguments, as_packed)
 
-    def put_back(self) -> None:
-        """Make the module's own graphs whole again."""
-        self._stored.put_back()
+    def whole(self) -> AbstractContextManager[None]:
+        """A context in which the module's own graphs have all their constants."""
+        return self._stored.whole()
+
+    def give_back(self) -> None:
+        """Leave the module's own graphs all their constants from now on."""
+        self._stored.give_back()
+
+
+def bake(cpp_module: CppModule, inputs: Sequence[InputSpec], plan: Plan) -> None:
+    """Write a plan into a module's own graphs, weights in float32.
+
+    Args:
+        cpp_module: a frozen module whose methods have not run yet.
+        inputs: specs of ``forward``'s inputs.
+        plan: which operators to run in float32; it must not be a packed one.
+    """
+    graphs = _graphs_of(cpp_module)
+    _upcast_all(graphs, inputs, plan)
+    fold_casts(list(graphs.values()), None)
+
+
+def _upcast_all(
+    graphs: Mapping[str, Graph], inputs: Sequence[InputSpec], plan: Plan
+) -> dict[str, set[str]]:
+    """Run the upcast pass on the graph of each method; returns what changed in each."""
+    dtypes = {spec.name: spec.dtype for spec in inputs if spec.dtype is not None}
+    return {
+        name: upcast(graph, dtypes if name == "forward" else {}, plan.kinds)
+        for name, graph in graphs.items()
+    }
+
+
+def _graphs_of(cpp_module: CppModule) -> dict[str, Graph]:
+    return {name: cpp_module._get_method(name).graph for name in cpp_module._method_names()}
 
 
 class _Function:
