@@ -46,7 +46,7 @@ def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
     """
     with shield(), jit_autocast_pass(False):
         editor = Editor(graph)
-        regions = resolve_regions(editor, entry.start(editor), functions.parameters)
+        regions = resolve_regions(editor, entry.start(editor))
         expand_composites(graph, regions.active)
         sites = regions.remove()
         keep_addmm_whole(editor, sites)

@@ -119,7 +119,7 @@ def source_of(node: Node) -> str:
 
 
 _unit = torch._C.CompilationUnit()
-"""Where compiled functions live: as long as the process, as programs hold plain references."""
+"""Where made functions live: as long as the process, as graphs refer to them without keeping them."""
 
 
 def compiled_function(
@@ -133,7 +133,12 @@ def compiled_function(
         source: the text of the function, in TorchScript.
         names: what the text refers to.
     """
-    return _unit.create_function(qualified_name, compiled_graph(source, names))
+    return create_function(qualified_name, compiled_graph(source, names))
+
+
+def create_function(qualified_name: str, graph: Graph) -> torch._C.ScriptFunction:
+    """Make a function of a graph, under a name that no other has."""
+    return _unit.create_function(qualified_name, graph)
 
 
 def compiled_graph(source: str, names: Mapping[str, object]) -> Graph:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ._graph import Editor, Graph, Node, Value
-from .functions import Functions
+from .functions import Functions, lowered_function
 from .regions import Site
 
 
@@ -33,7 +33,7 @@ def lower_fork(editor: Editor, site: Site, functions: Functions) -> None:
     inputs = [*node.inputs(), *values]
     shares_casts = entry.in_region and bool(list(body.inputs())[-1].uses())
     if shares_casts:
-        future = _fork_unless_recording(editor, node, functions, body, inputs)
+        future = _fork_unless_recording(editor, node, body, inputs)
     else:
         future = _fork(editor, node, node, body, inputs)
     node.output().replaceAllUsesWith(future)
@@ -41,7 +41,7 @@ def lower_fork(editor: Editor, site: Site, functions: Functions) -> None:
 
 
 def _fork_unless_recording(
-    editor: Editor, node: Node, functions: Functions, body: Graph, inputs: Sequence[Value]
+    editor: Editor, node: Node, body: Graph, inputs: Sequence[Value]
 ) -> Value:
     recording = editor.node_before(node, "aten::is_grad_enabled").output()
     recording.setType(torch._C.BoolType.get())
@@ -49,7 +49,7 @@ def _fork_unless_recording(
     at_once, forked = branch.addBlock(), branch.addBlock()
 
     end = at_once.returnNode()
-    result = editor.call_before(end, functions.create("forked", body.copy()), *inputs)
+    result = editor.call_before(end, lowered_function("forked", body.copy()), *inputs)
     at_once.registerOutput(_fork(editor, node, end, _handing_over(result), [result]))
 
     end = forked.returnNode()

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from ..jit_state import jit_autocast_pass, shield
-from ._graph import Editor, Graph, Node, nodes_of
+from ._graph import Editor, Graph, Node, create_function, nodes_of
 from .cleanup import fold
 from .helpers import PREFIX
-from .regions import region_class
+from .regions import ARGUMENT_NAMES, is_region_constructor, region_class
 from .state import Entry
 
 Function = torch._C.ScriptFunction
@@ -55,16 +55,19 @@ class Functions:
     Args:
         lower: lowers a graph in place for a state.
         unit: where to look bodies up; by default, where everything compiled in this process is.
+
+    Attributes:
+        foreign: types that are in another unit, under names that may be in this one too, and who
+            knows the bodies of their methods.
     """
 
     def __init__(self, lower: Lower, unit: torch._C.CompilationUnit | None = None) -> None:
+        self.foreign: list[tuple[torch._C.Type, Functions]] = []
         self._lower = lower
         self._unit = torch.jit._state._python_cu if unit is None else unit
-        self._lowered_unit = torch._C.CompilationUnit()
         self._prepared: dict[str, Graph] = {}
         self._contents: dict[str, Contents] = {}
         self._lowered: dict[tuple[str, Entry], Function] = {}
-        self._names: Counter[str] = Counter()
 
     def graph_named(self, name: str) -> Graph | None:
         """The body of a function or method as it was compiled; None if unknown."""
@@ -75,29 +78,9 @@ class Functions:
         """Whether the function or method itself, and not a copy, is lowered for calls in a state."""
         return False
 
-    def parameters(self, node: Node) -> Sequence[str]:
-        """The parameter names of what the node calls."""
-        graph = self.graph_named(name_of(node))
-        assert graph is not None
-        return [value.debugName().partition(".")[0] for value in graph.inputs()]
-
     def prepare(self, graph: Graph) -> None:
         """Inline small callees into a graph, in place, and fold what is constant."""
-        with shield(), jit_autocast_pass(False):
-            editor = Editor(graph)
-            unknown = False
-            for node in nodes_of(graph):
-                if node.kind() not in CALLS or is_region_constructor(node):
-                    continue
-                name = name_of(node)
-                body = self.prepared(name)
-                if body is None:
-                    unknown = unknown or not is_interface_call(node)
-                elif _must_be_inlined(body) or _is_small(body):
-                    inline(editor, node, body)
-            if unknown:
-                torch._C._jit_pass_inline(graph)
-            fold(graph)
+        self._inline(graph, self.prepared, lambda body: _must_be_inlined(body) or _is_small(body))
 
     def prepared(self, name: str) -> Graph | None:
         """The body of a function or method after :meth:`prepare`; not to be changed."""
@@ -109,6 +92,53 @@ class Functions:
             self.prepare(body)
             self._prepared[name] = body
         return self._prepared[name]
+
+    def inlined(self, name: str) -> Graph | None:
+        """The body of a function or method with the bodies of all that it calls in it."""
+        source = self.graph_named(name)
+        if source is None:
+            return None
+        body = source.copy()
+        self._inline(body, self.inlined, lambda _: True)
+        return body
+
+    def _inline(
+        self, graph: Graph, body_of: Callable[[str], Graph | None], wanted: Callable[[Graph], bool]
+    ) -> None:
+        with shield(), jit_autocast_pass(False):
+            editor = Editor(graph)
+            unknown = False
+            for node in nodes_of(graph):
+                if node.kind() not in CALLS:
+                    continue
+                if is_region_constructor(node):
+                    self._name_arguments(node)
+                    continue
+                foreign = self._foreign_to(node)
+                body = foreign.inlined(name_of(node)) if foreign else body_of(name_of(node))
+                if body is None:
+                    unknown = unknown or not is_interface_call(node)
+                elif foreign or wanted(body):
+                    _inline_call(editor, node, body)
+            if unknown:
+                torch._C._jit_pass_inline(graph)
+            fold(graph)
+
+    def _name_arguments(self, node: Node) -> None:
+        """Write the names of a region's arguments to the node that makes it, for later passes."""
+        if not node.hasAttribute(ARGUMENT_NAMES):
+            graph = self.graph_named(name_of(node))
+            assert graph is not None
+            names = [value.debugName().partition(".")[0] for value in graph.inputs()]
+            node.ss_(ARGUMENT_NAMES, names)
+
+    def _foreign_to(self, node: Node) -> Functions | None:
+        if node.kind() == "prim::CallMethod" and self.foreign:
+            called = node.inputsAt(0).type()
+            for kind, functions in self.foreign:
+                if kind == called:
+                    return functions
+        return None
 
     def contents(self, name: str) -> Contents:
         """What a function or method does, in all that it calls."""
@@ -157,20 +187,26 @@ class Functions:
             assert body is not None
             copy = body.copy()
             self.lower(copy, entry)
-            self._lowered[key] = self.create(name, copy)
+            self._lowered[key] = lowered_function(name, copy)
         return self._lowered[key]
 
     def lower(self, graph: Graph, entry: Entry) -> None:
         """Lower a graph that :meth:`prepare` has been through, in place, for calls in a state."""
         self._lower(graph, entry, self)
 
-    def create(self, name: str, graph: Graph) -> Function:
-        """Make a function of a lowered graph, named after the original."""
-        short = "_".join(name.split(".")[-2:])
-        number = self._names[short]
-        self._names[short] += 1
-        qualified = f"{PREFIX}lowered.{short}_{number}"
-        return self._lowered_unit.create_function(qualified, graph)
+
+def lowered_function(name: str, graph: Graph) -> Function:
+    """Make a function of a lowered graph, named after the original.
+
+    It lives as long as the process: graphs refer to functions without keeping them.
+    """
+    short = "_".join(name.split(".")[-2:])
+    number = _numbers[short]
+    _numbers[short] += 1
+    return create_function(f"{PREFIX}lowered.{short}_{number}", graph)
+
+
+_numbers: Counter[str] = Counter()
 
 
 def name_of(node: Node) -> str:
@@ -190,16 +226,7 @@ def is_interface_call(node: Node) -> bool:
     )
 
 
-def is_region_constructor(node: Node) -> bool:
-    """Whether the node calls the ``__init__`` of an autocast class."""
-    return (
-        node.kind() == "prim::CallMethod"
-        and node.s("name") == "__init__"
-        and region_class(node.inputsAt(0).type()) is not None
-    )
-
-
-def inline(editor: Editor, node: Node, body: Graph) -> None:
+def _inline_call(editor: Editor, node: Node, body: Graph) -> None:
     """Put the body of what a node calls in the place of the call."""
     given = list(node.inputs())
     inputs = given if node.kind() == "prim::CallMethod" else given[1:]

@@ -51,7 +51,8 @@ _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 _FIELDS = ("device", "fast_dtype", "_enabled", "_cache_enabled")
 """Attributes of a region object, in the order of the tuple that takes its place."""
 
-Parameters = Callable[[Node], Sequence[str]]
+ARGUMENT_NAMES = "amp_script_argument_names"
+"""Attribute of a node that calls the constructor of a region: the names of its arguments."""
 
 
 def region_class(kind: torch._C.Type) -> str | None:
@@ -60,6 +61,15 @@ def region_class(kind: torch._C.Type) -> str | None:
         return None
     name = _MANGLED.sub("", kind.qualified_name())
     return name if name in _REGION_CLASSES else None
+
+
+def is_region_constructor(node: Node) -> bool:
+    """Whether the node calls the ``__init__`` of an autocast class."""
+    return (
+        node.kind() == "prim::CallMethod"
+        and node.s("name") == "__init__"
+        and region_class(node.inputsAt(0).type()) is not None
+    )
 
 
 class Regions:
@@ -121,19 +131,18 @@ class Site:
     path: tuple[int, ...]
 
 
-def resolve_regions(editor: Editor, start: ProgramState, parameters: Parameters) -> Regions:
+def resolve_regions(editor: Editor, start: ProgramState) -> Regions:
     """Find the state at every place in a graph, and answer its questions about it.
 
     Args:
         editor: of the graph to change.
         start: the state at the start.
-        parameters: the parameter names of the constructor that a node calls.
 
     Raises:
         LoweringError: a region object is changed after it was made.
     """
     _retype(editor.graph)
-    return _Walk(editor, start, parameters).regions
+    return _Walk(editor, start).regions
 
 
 @lru_cache(maxsize=1)
@@ -192,10 +201,10 @@ def _is_region(value: Value) -> bool:
 class _Walk:
     """One walk over a graph, block by block, in the order in which it runs."""
 
-    def __init__(self, editor: Editor, start: ProgramState, parameters: Parameters) -> None:
+    def __init__(self, editor: Editor, start: ProgramState) -> None:
         self.regions = Regions(editor, start)
         self._editor = editor
-        self._parameters = parameters
+        self._fields: dict[Node, dict[str, Value]] = {}
         self._block(editor.graph.block(), start)
 
     def _block(self, block: Block, state: ProgramState) -> None:
@@ -218,17 +227,43 @@ class _Walk:
         if name is None:
             return False
         editor, state = self._editor, states[-1]
-        given = dict(zip(self._parameters(node), node.inputs(), strict=True))
+        given = dict(zip(node.ss(ARGUMENT_NAMES), node.inputs(), strict=True))
         device = given.get("device_type") or editor.constant_before(node, _REGION_CLASSES[name])
         dtype = self._or_ambient(node, given.get("dtype"), "int_or", device, state)
         cache = self._or_ambient(node, given.get("cache_enabled"), "bool_or", None, state)
         enabled = given.get("enabled") or editor.constant_before(node, True)
-        made = editor.node_before(node, "prim::TupleConstruct", device, dtype, enabled, cache)
-        made.output().setType(_region_tuple())
-        region.replaceAllUsesAfterNodeWith(node, made.output())
+        self._put_tuple(region, node, (device, dtype, enabled, cache))
         node.destroy()
         region.node().destroy()
         return True
+
+    def set_field(self, node: Node, states: list[ProgramState]) -> bool:
+        """Put a tuple in the place of an object whose constructor was inlined."""
+        if not _is_region(node.inputsAt(0)):
+            return False
+        region = node.inputsAt(0)
+        made_by = region.node()
+        if made_by.kind() != "prim::CreateObject":
+            raise LoweringError(
+                "autocast",
+                "a region object is changed after it was made",
+                source=source_of(node),
+                advice="make a second region with the other arguments",
+            )
+        fields = self._fields.setdefault(made_by, {})
+        fields[node.s("name")] = node.inputsAt(1)
+        if len(fields) == sum(use.user.kind() == "prim::SetAttr" for use in region.uses()):
+            fields.setdefault("_cache_enabled", self._editor.value_before(node, states[-1].cache_enabled))
+            self._put_tuple(region, node, [fields[name] for name in _FIELDS])
+            for use in region.uses():
+                use.user.destroy()
+            made_by.destroy()
+        return True
+
+    def _put_tuple(self, region: Value, node: Node, fields: Sequence[Value]) -> None:
+        made = self._editor.node_before(node, "prim::TupleConstruct", *fields)
+        made.output().setType(_region_tuple())
+        region.replaceAllUsesAfterNodeWith(node, made.output())
 
     def _or_ambient(
         self,
@@ -277,17 +312,6 @@ class _Walk:
         node.output().replaceAllUsesWith(field)
         node.destroy()
         return True
-
-    def change(self, node: Node, states: list[ProgramState]) -> bool:
-        """Refuse a change of a region."""
-        if not _is_region(node.inputsAt(0)):
-            return False
-        raise LoweringError(
-            "autocast",
-            "a region object is changed after it was made",
-            source=source_of(node),
-            advice="make a second region with the other arguments",
-        )
 
     def _read_object(self, node: Node) -> None:
         """Make a tuple of a region object that is read from an attribute."""
@@ -377,7 +401,7 @@ _HANDLERS: dict[str, Callable[[_Walk, Node, list[ProgramState]], bool]] = {
     "prim::Enter": _Walk.enter,
     "prim::Exit": _Walk.leave,
     "prim::GetAttr": _Walk.read,
-    "prim::SetAttr": _Walk.change,
+    "prim::SetAttr": _Walk.set_field,
 }
 """What to do with the nodes that may be about a region; False where one is not."""
 
