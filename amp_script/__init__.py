@@ -2,6 +2,7 @@
 
 from amp_script.artifact import load, save
 from amp_script.autocast_mode import autocast, autocast_decorator, is_autocast_available
+from amp_script.autograd import custom_bwd, custom_fwd
 from amp_script.jit_state import jit_autocast_pass
 from amp_script.scripting import script
 from amp_script.tracing import trace_and_freeze
@@ -10,6 +11,8 @@ from amp_script.verification import verify
 __all__ = [
     "autocast",
     "autocast_decorator",
+    "custom_bwd",
+    "custom_fwd",
     "is_autocast_available",
     "jit_autocast_pass",
     "load",

@@ -162,3 +162,19 @@ class VerificationError(AmpScriptError, AssertionError):
 
 class DecoratorError(AmpScriptError, RuntimeError):
     """A decorated function that TorchScript cannot compile with the region it is decorated with."""
+
+
+class CustomFunctionError(AmpScriptError, AttributeError):
+    """A decorated backward whose forward has not recorded the autocast state that it ran in.
+
+    Attributes:
+        function: qualified name of the backward.
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        super().__init__(
+            f"{function} is decorated with custom_bwd, and its forward has not recorded the "
+            "autocast state that it ran in: decorate the forward with custom_fwd, and in "
+            "torch.compile also the setup_context, where there is one"
+        )
