@@ -83,20 +83,26 @@ class Description:
         """
         return tuple(kind for kind, plan in self.plans.get(dtype, {}).items() if plan != "native")
 
-    def __str__(self) -> str:
-        """A few lines for people."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values, for a table."""
         processor = self.processor
-        lines = [f"processor: {processor.architecture}, {_list(sorted(processor.instructions))}"]
-        if processor.limits:
-            lines.append(f"limited by: {_list(processor.limits)}")
-        lines.append(f"oneDNN: {'on' if processor.onednn else 'off'}")
+        rows = [
+            ("processor", processor.architecture),
+            ("instructions", ", ".join(sorted(processor.instructions)) or "none of those known"),
+            ("limits", ", ".join(processor.limits) or "none"),
+            ("oneDNN", "on" if processor.onednn else "off"),
+        ]
         for dtype, plans in self.plans.items():
             by_plan: dict[str, list[str]] = {}
             for kind, plan in plans.items():
                 by_plan.setdefault(plan, []).append(kind.value)
-            shown = "; ".join(f"{plan} for {_list(names)}" for plan, names in by_plan.items())
-            lines.append(f"{str(dtype).removeprefix('torch.')}: {shown}")
-        return "\n".join(lines)
+            shown = [f"{plan} for {', '.join(names)}" for plan, names in by_plan.items()]
+            rows.append((str(dtype).removeprefix("torch."), "; ".join(shown)))
+        return rows
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        return "\n".join(f"{name}: {value}" for name, value in self.rows())
 
 
 def describe() -> Description:
@@ -110,7 +116,3 @@ def describe() -> Description:
             for dtype, slow in plan.kinds.items()
         },
     )
-
-
-def _list(names: object) -> str:
-    return ", ".join(names) if names else "nothing known"  # type: ignore[arg-type]
