@@ -29,6 +29,10 @@ _BASES: Final[Mapping[str, str]] = {
     "tuple": "typing.NamedTuple",
 }
 
+_DEFAULT: Final = "_default"
+
+_NOT_IMPORTED_BY_TORCH: Final = frozenset({"torch.distributed.rpc"})
+
 _TAKEN_BY_TORCH: Final = frozenset(dir(RecursiveScriptModule)) - {"forward"}
 _TAKEN_BY_TUPLE: Final = frozenset(dir(tuple))
 
@@ -97,7 +101,7 @@ class _Names:
         if module in ("builtins", "enum", "typing") or name == "torch.Tensor":
             return self._import(module, short)
         top, _, rest = name.partition(".")
-        self._import("", module)
+        self._import("", module if module in _NOT_IMPORTED_BY_TORCH else top)
         return f"{self._alias(top)}.{rest}"
 
     def _import(self, module: str, name: str) -> str:
@@ -175,8 +179,19 @@ class _Writer:
     def head(self, module: Module) -> list[str]:
         about = f"Types of the TorchScript module {module.original_name}, written by amp-script."
         future = ["", "from __future__ import annotations"] if self.importable else []
+        unknown = self.names.spell("typing.Any") if self._has_unknown_default(module) else ""
         imports = self.names.imports()
-        return [f'"""{about}"""', *future, "", *imports, ""]
+        stand_in = [f"{_DEFAULT}: {unknown} = ...  # for a value that the program holds", ""]
+        return [f'"""{about}"""', *future, "", *imports, "", *(stand_in if unknown else [])]
+
+    def _has_unknown_default(self, module: Module) -> bool:
+        """Whether a default has no text, which a stub file may leave out and a module may not."""
+        return self.importable and any(
+            parameter.default == "..."
+            for part in module.walk()
+            for method in part.methods
+            for parameter in method.parameters
+        )
 
     def definitions(self, definitions: Mapping[str, Definition]) -> Iterator[str]:
         written = set()
@@ -250,12 +265,12 @@ class _Writer:
     def _child(self, attribute: str, class_name: str) -> str:
         if _holds(attribute):
             return f"{attribute}: {class_name}{_hides(attribute)}"
-        return f"# {attribute!r}: {class_name}, reached by getattr(module, {attribute!r})"
+        return _noted(attribute, class_name)
 
     def _member(self, member: Member) -> Iterator[str]:
         note = _hides(member.name)
         if not _holds(member.name):
-            yield f"# {member.name!r}: reached by getattr(module, {member.name!r})"
+            yield _noted(member.name, self._type(member.annotation))
         elif member.value is None:
             yield f"{member.name}: {self._type(member.annotation)}{note}"
         else:
@@ -287,7 +302,10 @@ class _Writer:
                 keyword_only = True
                 yield "*"
             text = f"{_identifier(parameter.name)}: {self._type(parameter.annotation)}"
-            yield text if parameter.default is None else f"{text} = {parameter.default}"
+            default = parameter.default
+            if default == "..." and self.importable:
+                default = _DEFAULT
+            yield text if default is None else f"{text} = {default}"
             if positional and index == positional[-1]:
                 yield "/"
 
@@ -297,6 +315,11 @@ class _Writer:
             if annotation is None
             else annotation.python(self.names.spell)
         )
+
+
+def _noted(name: str, kind: str) -> str:
+    """About an attribute whose name Python cannot hold."""
+    return f"# {name!r}: {kind}, reached by getattr(module, {name!r})"
 
 
 def _hides(name: str, *, tuple_: bool = False) -> str:
