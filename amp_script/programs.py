@@ -1,62 +1,126 @@
 """Lowered programs: one compiled function or method, and its variant for each ambient state.
 
-The variant for no ambient autocast is the compiled function or method itself, lowered in place: it
-is what is saved, and what C++ and other scripted code call. The others are functions beside it that
-take the module as their first argument, so that there is one set of parameters and nothing to keep
-in step.
+The variant for calls outside every region is the compiled function or method itself, lowered in
+place: it is what is saved, and what C++ and other scripted code call. The others are functions
+beside it that take the module as their first argument, so that there is one set of parameters and
+nothing to keep in step.
 
-Private names used here, present in torch 2.6 to 2.15: ````torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``.
+Private names used here, present in torch 2.6 to 2.15: ``torch._C.CompilationUnit``,
+``torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
 
 from .cast_cache import ambient_cast_cache, in_region
-from .jit_state import AmbientState, shield
+from .jit_state import AmbientState, DeviceState, shield
 from .lowering import Entry, Functions, changes, lower_prepared, python_calls
 
-Compiled: TypeAlias = "torch._C.ScriptFunction | torch._C.ScriptMethod"
+__all__ = ["Compiled", "Library", "Program", "originals"]
+
+Compiled: TypeAlias = "torch._C.ScriptFunction[..., Any] | torch._C.ScriptMethod"
+
+
+class Library(Functions):
+    """The lowered programs of one compilation unit, and the functions and methods around them.
+
+    Of a program that is lowered in place, callers that are lowered see the body as it was before,
+    so that their regions reach into it.
+
+    Args:
+        unit: the compilation unit; by default, the one that everything compiled in this process is
+            in.
+        around: a region around every program: its device type, and what autocast does for it.
+    """
+
+    def __init__(
+        self,
+        unit: torch._C.CompilationUnit | None = None,
+        around: tuple[str, DeviceState] | None = None,
+    ) -> None:
+        super().__init__(lower_prepared, unit)
+        self.programs: dict[str, Program] = {}
+        self._around = around
+
+    def add(self, name: str, compiled: Compiled) -> Program:
+        """Make a program of something compiled, before its first run.
+
+        Args:
+            name: its qualified name.
+            compiled: the function or method.
+        """
+        program = self.programs[name] = Program(self, name, compiled)
+        return program
+
+    def graph_named(self, name: str) -> torch._C.Graph | None:
+        """The body of a function or method as it was compiled; None if unknown."""
+        program = self.programs.get(name)
+        return program.source if program else super().graph_named(name)
+
+    def is_lowered_itself(self, name: str, entry: Entry) -> bool:
+        """Whether the function or method itself, and not a copy, is lowered for calls in a state."""
+        return name in self.programs and entry == self.outside
+
+    def state_inside(self, state: AmbientState) -> AmbientState:
+        """The autocast state in which the programs run when they are called in a state."""
+        return state if self._around is None else state.with_device(*self._around)
+
+    @cached_property
+    def outside(self) -> Entry:
+        """The state in which the programs run when they are called outside every region."""
+        return Entry.of(self.state_inside(_outside()), in_region=False)
 
 
 class Program:
     """One compiled function or method, as it was before lowering, and its variants.
 
     Args:
+        library: what it is a part of.
         name: its qualified name.
         compiled: the function or method; it must not have run yet.
     """
 
-    def __init__(self, name: str, compiled: Compiled) -> None:
+    def __init__(self, library: Library, name: str, compiled: Compiled) -> None:
+        self.library = library
         self.name = name
         self.source: torch._C.Graph = compiled.graph.copy()
         self._compiled = compiled
         self._parameters = compiled.schema.arguments
-        self._variants: dict[AmbientState, torch._C.ScriptFunction] = {}
+        self._variants: dict[AmbientState, torch._C.ScriptFunction[..., Any]] = {}
         self._lock = threading.Lock()
 
     def lower(self) -> None:
-        """Lower the compiled function or method itself, for a call outside every region."""
-        graph = self._compiled.graph
-        if changes(originals.contents(self.name), outside_entry()):
-            originals.prepare(graph)
-            lower_prepared(graph, outside_entry(), originals)
+        """Lower the compiled function or method itself, for calls outside every region."""
+        entry = self.library.outside
+        if changes(self.library.contents(self.name), entry):
+            graph = self._compiled.graph
+            self.library.prepare(graph)
+            self.library.lower(graph, entry)
 
-    def variant(self, state: AmbientState) -> torch._C.ScriptFunction:
-        """The program lowered for an ambient state.
+    def lowered_graph(self, state: AmbientState) -> torch._C.Graph:
+        """A copy of the program's graph, lowered for calls in an ambient state."""
+        graph = self.source.copy()
+        self.library.prepare(graph)
+        inside = self.library.state_inside(state)
+        self.library.lower(graph, Entry.of(inside, in_region=False))
+        return graph
+
+    def variant(self, state: AmbientState) -> torch._C.ScriptFunction[..., Any]:
+        """The program lowered for calls in a region.
 
         Its inputs are those of the function or method, the module first, and the cast cache last.
         """
         with self._lock:
             found = self._variants.get(state)
             if found is None:
-                entry = Entry.of(state, in_region=True)
-                found = self._variants[state] = originals.lowered(self.name, entry)
+                entry = Entry.of(self.library.state_inside(state), in_region=True)
+                found = self._variants[state] = self.library.lowered(self.name, entry)
         return found
 
     def call(self, compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -73,7 +137,7 @@ class Program:
         """
         state = AmbientState.current()
         run: Callable[..., Any] = _caller(compiled)
-        if state != outside() or in_region(state):
+        if state != _outside() or in_region(state):
             positional = self._positional(compiled, args, kwargs)
             if positional is not None:
                 args, kwargs = (*positional, ambient_cast_cache()), {}
@@ -106,6 +170,10 @@ class Program:
         return None if left or len(values) > len(self._parameters) else values
 
 
+originals = Library()
+"""The programs that are compiled in this process."""
+
+
 def _caller(compiled: Compiled) -> Callable[..., Any]:
     """What runs the compiled function or method itself, not a subclass's own call."""
     if isinstance(compiled, torch._C.ScriptMethod):
@@ -113,41 +181,11 @@ def _caller(compiled: Compiled) -> Callable[..., Any]:
     return partial(torch._C.ScriptFunction.__call__, compiled)
 
 
-programs: dict[str, Program] = {}
-"""Every lowered program by its qualified name, which TorchScript keeps as long as the process."""
-
-
-def add_program(name: str, compiled: Compiled) -> Program:
-    """Make a program of something compiled, before its first run."""
-    program = programs[name] = Program(name, compiled)
-    return program
-
-
-class _Functions(Functions):
-    """All functions of the process; of those that are lowered in place, as they were before."""
-
-    def graph_named(self, name: str) -> torch._C.Graph | None:
-        program = programs.get(name)
-        return program.source if program else super().graph_named(name)
-
-    def is_lowered_itself(self, name: str, entry: Entry) -> bool:
-        return name in programs and entry == outside_entry()
-
-
-originals = _Functions(lower_prepared)
-
-
-@lru_cache(maxsize=1)
-def outside() -> AmbientState:
+@cache
+def _outside() -> AmbientState:
     """The autocast state of a thread that has never been in a region."""
     found: list[AmbientState] = []
     thread = threading.Thread(target=lambda: found.append(AmbientState.current()))
     thread.start()
     thread.join()
     return found[0]
-
-
-@lru_cache(maxsize=1)
-def outside_entry() -> Entry:
-    """The state of a program that is called outside every region."""
-    return Entry.of(outside(), in_region=False)

@@ -1,19 +1,23 @@
-"""``script``: compile with TorchScript, lower the autocast regions, follow the caller's autocast.
+"""``script`` and ``lower``: TorchScript programs with their autocast regions lowered.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptModule`` and its methods.
+Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptModule`` and its methods,
+``torch._C.import_ir_module``, ``torch._C.import_ir_module_from_buffer``,
+``torch.jit._recursive.wrap_cpp_module``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .compilation import compile_function, compile_module
-from .programs import Program, add_program, programs
+from .jit_state import DeviceState
+from .programs import Library, Program, originals
 
-__all__ = ["LoweredFunction", "LoweredMethod", "LoweredModule", "script"]
+__all__ = ["LoweredFunction", "LoweredMethod", "LoweredModule", "lower", "script"]
 
 
 class LoweredMethod:
@@ -35,53 +39,12 @@ class LoweredMethod:
         return getattr(self._method, name)
 
 
-class LoweredModule(torch.jit.RecursiveScriptModule):
-    """A ScriptModule whose autocast regions are explicit casts; made by :func:`script`.
-
-    Called inside ``with autocast(...)`` it does what eager code does there. Saved, called from C++,
-    or as a part of a module compiled by plain ``torch.jit.script``, it is the program for no
-    ambient autocast.
-    """
-
-    _disable_script_meta = True
-
-    def __getattr__(self, name: str) -> Any:
-        """An attribute or method of the compiled module."""
-        found = super().__getattr__(name)
-        if isinstance(found, torch._C.ScriptMethod):
-            program = programs.get(f"{self._c._type().qualified_name()}.{name}")
-            if program is not None:
-                found = self.__dict__[name] = LoweredMethod(found, program)
-        return found
-
-    def __copy__(self) -> LoweredModule:
-        """A module that shares parameters and buffers with this one."""
-        return _adopt(super().__copy__())
-
-    def __deepcopy__(self, memo: Any) -> LoweredModule:
-        """A module with copies of the parameters and buffers."""
-        return _adopt(super().__deepcopy__(memo))
-
-    def _replicate_for_data_parallel(self) -> LoweredModule:
-        return _adopt(super()._replicate_for_data_parallel())
-
-
-def _adopt(module: torch.jit.RecursiveScriptModule) -> LoweredModule:
-    """Make a plain ScriptModule, and all inside it, follow the caller's autocast."""
-    for child in module.children():
-        if type(child) is torch.jit.RecursiveScriptModule:
-            _adopt(child)
-    for name, value in list(module.__dict__.items()):
-        if isinstance(value, torch._C.ScriptMethod):
-            del module.__dict__[name]
-    module.__class__ = LoweredModule
-    return module
-
-
 class LoweredFunction(torch.jit.ScriptFunction):
     """A scripted function whose autocast regions are explicit casts; made by :func:`script`.
 
-    It is the compiled function itself, so that other scripted code can call it.
+    It is the compiled function itself, so that other scripted code can call it: compiled by
+    :func:`script`, in the state at the call, and compiled by plain ``torch.jit.script``, as outside
+    every region.
     """
 
     # Without slots of its own, an instance can take the place of a compiled function.
@@ -89,31 +52,145 @@ class LoweredFunction(torch.jit.ScriptFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function in the variant for the caller's autocast."""
-        return programs[self.qualified_name].call(self, args, kwargs)
+        return originals.programs[self.qualified_name].call(self, args, kwargs)
+
+
+class LoweredModule(torch.jit.RecursiveScriptModule):
+    """A ScriptModule whose autocast regions are explicit casts; made by :func:`script`.
+
+    Called inside ``with autocast(...)`` it does what eager code does there. Saved, called from C++,
+    or as a part of a module compiled by plain ``torch.jit.script``, it is the program for calls
+    outside every region.
+    """
+
+    _disable_script_meta = True
+    _library: Library
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute or method of the compiled module."""
+        found = super().__getattr__(name)
+        if isinstance(found, torch._C.ScriptMethod):
+            program = self._library.programs.get(f"{_type_name(self)}.{name}")
+            if program is not None:
+                found = self.__dict__[name] = LoweredMethod(found, program)
+        return found
+
+    def __copy__(self) -> LoweredModule:
+        """A module that shares parameters and buffers with this one."""
+        return _adopt(super().__copy__(), self)
+
+    def __deepcopy__(self, memo: Any) -> LoweredModule:
+        """A module with copies of the parameters and buffers."""
+        return _adopt(super().__deepcopy__(memo), self)
+
+    def _replicate_for_data_parallel(self) -> LoweredModule:
+        return _adopt(super()._replicate_for_data_parallel(), self)
 
 
 def script(obj: Any) -> Any:
     """Compile a module or function with TorchScript, autocast regions lowered to explicit casts."""
+    if isinstance(obj, (LoweredModule, LoweredFunction)):
+        return obj
+    if isinstance(obj, torch.jit.ScriptModule):
+        return lower(obj)
     if isinstance(obj, torch.nn.Module):
-        return _script_module(obj)
+        compiled_before = [
+            each for each in obj.modules() if isinstance(each, torch.jit.ScriptModule)
+        ]
+        return _lowered_module(compile_module(obj), originals, compiled_before)
     return _script_function(obj)
 
 
-def _script_module(module: torch.nn.Module) -> LoweredModule:
-    compiled = compile_module(module)
-    methods = {}
-    for each in compiled.modules():
-        for name in each._c._method_names():
-            method = each._c._get_method(name)
-            methods[f"{each._c._type().qualified_name()}.{name}"] = method
-    fresh = [add_program(*item) for item in methods.items() if item[0] not in programs]
-    for program in fresh:
+def lower(
+    module_or_path: Any, *, device_type: str | None = None, dtype: torch.dtype | None = None
+) -> Any:
+    """Lower the autocast regions in a program that is compiled already."""
+    around = None
+    if device_type is not None or dtype is not None:
+        device_type = device_type or "cpu"
+        around = device_type, DeviceState(True, dtype or torch.get_autocast_dtype(device_type))
+    unit = torch._C.CompilationUnit()
+    if isinstance(module_or_path, torch.jit.ScriptModule):
+        buffer = module_or_path.save_to_buffer()
+        loaded = torch._C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
+        _share_tensors(module_or_path._c, loaded)
+    else:
+        loaded = torch._C.import_ir_module(unit, os.fspath(module_or_path), None, {}, False)
+    library = Library(unit, around)
+    return _lowered_module(torch.jit._recursive.wrap_cpp_module(loaded), library)
+
+
+def _share_tensors(original: torch._C.ScriptModule, copy: torch._C.ScriptModule) -> None:
+    """Give a copy the tensors of the module that it was copied from."""
+    for tensors in (torch._C.ParameterDict, torch._C.BufferDict):
+        for name, tensor in tensors(original).items():
+            copy.setattr(name, tensor)
+    children = dict(torch._C.ModuleDict(copy).items())
+    for name, child in torch._C.ModuleDict(original).items():
+        _share_tensors(child, children[name])
+
+
+def _lowered_module(
+    compiled: torch.jit.RecursiveScriptModule,
+    library: Library,
+    others: Sequence[torch.jit.ScriptModule] = (),
+) -> LoweredModule:
+    """Lower all methods and hooks in a module.
+
+    Args:
+        compiled: the module.
+        library: what its methods become programs of.
+        others: modules in it that others use, too, which stay as they are.
+    """
+    for other in others:
+        library.learn(other._c, other._library if isinstance(other, LoweredModule) else None)
+    own = [each for each in compiled.modules() if not any(each is other for other in others)]
+    added = [
+        library.add(name, method)
+        for each in own
+        for name, method in _methods(each)
+        if name not in library.programs
+    ]
+    for program in added:
         program.lower()
-    return _adopt(compiled)
+    for each in own:
+        _adopt_one(each, library)
+    assert isinstance(compiled, LoweredModule)
+    return compiled
+
+
+def _methods(module: Any) -> Iterator[tuple[str, Any]]:
+    """The methods and hooks of a module by qualified name."""
+    for name in module._c._method_names():
+        yield f"{_type_name(module)}.{name}", module._c._get_method(name)
+    for hook in (*module._c._get_forward_hooks(), *module._c._get_forward_pre_hooks()):
+        yield hook.qualified_name, hook
+
+
+def _type_name(module: Any) -> str:
+    return str(module._c._type().qualified_name())
+
+
+def _adopt(copy: Any, original: LoweredModule) -> LoweredModule:
+    """Make a copy of a lowered module, and all inside it, what the original is."""
+    inside = dict(copy.named_modules())
+    for name, module in original.named_modules():
+        if isinstance(module, LoweredModule):
+            _adopt_one(inside[name], module._library)
+    assert isinstance(copy, LoweredModule)
+    return copy
+
+
+def _adopt_one(module: Any, library: Library) -> None:
+    for name, value in list(module.__dict__.items()):
+        if isinstance(value, torch._C.ScriptMethod):
+            del module.__dict__[name]
+    module.__class__ = LoweredModule
+    module.__dict__["_library"] = library
 
 
 def _script_function(function: Callable[..., Any]) -> LoweredFunction:
     compiled = compile_function(function)
-    add_program(compiled.qualified_name, compiled).lower()
+    originals.add(compiled.qualified_name, compiled).lower()
     compiled.__class__ = LoweredFunction
     return compiled

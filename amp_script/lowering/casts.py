@@ -217,7 +217,7 @@ def _appended_dtype(operator: _Operator, rule: Rule) -> None:
 def _refuse(operator: _Operator, rule: Rule) -> None:
     message = f"{rule.message}\n  at {source_of(operator.node)}"
     text = operator.editor.constant_before(operator.node, message)
-    operator.call("refuse", text, operator.target)
+    operator.editor.call_before(operator.node, helper("refuse"), text, operator.target)
 
 
 _WRITERS: dict[Policy, Callable[[_Operator, Rule], None]] = {

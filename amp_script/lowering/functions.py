@@ -55,14 +55,10 @@ class Functions:
     Args:
         lower: lowers a graph in place for a state.
         unit: where to look bodies up; by default, where everything compiled in this process is.
-
-    Attributes:
-        foreign: types that are in another unit, under names that may be in this one too, and who
-            knows the bodies of their methods.
     """
 
     def __init__(self, lower: Lower, unit: torch._C.CompilationUnit | None = None) -> None:
-        self.foreign: list[tuple[torch._C.Type, Functions]] = []
+        self._foreign: dict[str, list[tuple[torch._C.Type, Functions]]] = {}
         self._lower = lower
         self._unit = torch.jit._state._python_cu if unit is None else unit
         self._prepared: dict[str, Graph] = {}
@@ -112,7 +108,7 @@ class Functions:
                 if node.kind() not in CALLS:
                     continue
                 if is_region_constructor(node):
-                    self._name_arguments(node)
+                    unknown = not self._name_arguments(node) or unknown
                     continue
                 foreign = self._foreign_to(node)
                 body = foreign.inlined(name_of(node)) if foreign else body_of(name_of(node))
@@ -124,18 +120,36 @@ class Functions:
                 torch._C._jit_pass_inline(graph)
             fold(graph)
 
-    def _name_arguments(self, node: Node) -> None:
-        """Write the names of a region's arguments to the node that makes it, for later passes."""
+    def _name_arguments(self, node: Node) -> bool:
+        """Write the names of a region's arguments to the node that makes it, if they are known."""
         if not node.hasAttribute(ARGUMENT_NAMES):
             graph = self.graph_named(name_of(node))
-            assert graph is not None
+            if graph is None:
+                return False
             names = [value.debugName().partition(".")[0] for value in graph.inputs()]
             node.ss_(ARGUMENT_NAMES, names)
+        return True
+
+    def learn(self, module: torch._C.ScriptModule, functions: Functions | None = None) -> None:
+        """Learn the bodies of methods that may be in another compilation unit.
+
+        Types of other units may have the names of types in this one.
+
+        Args:
+            module: the methods are its own and those of the modules in it.
+            functions: who knows the unit; by default, only the methods themselves are known.
+        """
+        functions = functions or _MethodsOf(self._lower, module)
+        if functions is not self:
+            kind = module._type()
+            self._foreign.setdefault(kind.qualified_name(), []).append((kind, functions))
+        for _, child in torch._C.ModuleDict(module).items():
+            self.learn(child, functions)
 
     def _foreign_to(self, node: Node) -> Functions | None:
-        if node.kind() == "prim::CallMethod" and self.foreign:
+        if node.kind() == "prim::CallMethod" and not is_interface_call(node):
             called = node.inputsAt(0).type()
-            for kind, functions in self.foreign:
+            for kind, functions in self._foreign.get(called.qualified_name(), ()):
                 if kind == called:
                     return functions
         return None
@@ -195,6 +209,24 @@ class Functions:
         self._lower(graph, entry, self)
 
 
+class _MethodsOf(Functions):
+    """The methods of one module and of the modules in it, by qualified name."""
+
+    def __init__(self, lower: Lower, module: torch._C.ScriptModule) -> None:
+        super().__init__(lower)
+        self._methods: dict[str, Graph] = {}
+        pending = [module]
+        while pending:
+            each = pending.pop()
+            for name in each._method_names():
+                method = f"{each._type().qualified_name()}.{name}"
+                self._methods[method] = each._get_method(name).graph
+            pending.extend(child for _, child in torch._C.ModuleDict(each).items())
+
+    def graph_named(self, name: str) -> Graph | None:
+        return self._methods.get(name)
+
+
 def lowered_function(name: str, graph: Graph) -> Function:
     """Make a function of a lowered graph, named after the original.
 
@@ -236,9 +268,7 @@ def _inline_call(editor: Editor, node: Node, body: Graph) -> None:
 
 
 def _is_small(graph: Graph) -> bool:
-    return sum(1 for _ in zip(range(_SMALL + 1), graph.nodes())) <= _SMALL and all(
-        not list(node.blocks()) for node in graph.nodes()
-    )
+    return len(nodes_of(graph)) <= _SMALL
 
 
 def _must_be_inlined(graph: Graph) -> bool:

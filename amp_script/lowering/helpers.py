@@ -2,7 +2,8 @@
 
 A lowered graph holds a call of one of these functions where eager autocast would act. They use
 operators of libtorch alone and are saved with the program, once each, so that a saved file needs
-nothing else and its code stays readable.
+nothing else and its code stays readable. None calls another: not everything in TorchScript inlines
+calls inside calls.
 
 In all of them ``target`` is the number of the dtype to cast to, or -1 where autocast is off, which
 lets one value stand for the state of a region that is known only while running.
@@ -11,7 +12,8 @@ lets one value stand for the state of a region that is known only while running.
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache
+from textwrap import indent
 
 import torch
 
@@ -28,80 +30,79 @@ _ASKED_BY_FLAG = frozenset({"cpu", "cuda", "xpu", "mps", "mtia", "maia", "ipu", 
 
 _ELIGIBLE = "x.is_floating_point() and x.dtype != torch.float64 and ({on_device})"
 
-_CACHED = """x.requires_grad and x.is_leaf and x.dtype == torch.float32"""
+_CAST = """\
+if target >= 0 and x.dtype != target and {eligible}:
+    x = x.to(target)
+"""
 
-_ADD_TO_CACHE = {
-    # The cached cast is differentiable although it is made where gradients are off.
-    True: """\
-                grad = torch.is_grad_enabled()
-                torch.set_grad_enabled(True)
-                cache[x] = x.to(target)
-                torch.set_grad_enabled(grad)""",
-    False: """\
-                cache[x] = x.to(target)""",
-}
+_CAST_CACHED = """\
+if target >= 0 and x.dtype != target and {eligible}:
+    if x.requires_grad and x.is_leaf and x.dtype == torch.float32:
+        if x not in cache:
+            grad = torch.is_grad_enabled()
+            torch.set_grad_enabled({records})
+            cache[x] = x.to(target)
+            torch.set_grad_enabled(grad)
+        x = cache[x]
+    else:
+        x = x.to(target)
+"""
+"""As in eager mode, the cache knows a tensor by its identity and forgets for which dtype it was."""
+
+_WIDEST = """\
+if target >= 0 and {eligible}:
+    if so_far == torch.float32 or x.dtype == torch.float32:
+        so_far = torch.float32
+    elif so_far != target or x.dtype != target:
+        raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+"""
+
+
+def _casts(suffix: str, cast: str, cache: str) -> dict[str, str]:
+    """The functions that cast tensors, with the cache or without."""
+    return {
+        f"cast{suffix}": f"""
+def cast{suffix}(x: Tensor, target: int{cache}) -> Tensor:
+{indent(cast, "    ")}
+    return x
+""",
+        f"cast_again{suffix}": f"""
+def cast_again{suffix}(x: Tensor, before: Tensor, target: int{cache}) -> Tensor:
+    if x.requires_grad:
+{indent(cast, "        ")}
+    else:
+        x = before
+    return x
+""",
+        f"cast_optional{suffix}": f"""
+def cast_optional{suffix}(x: Optional[Tensor], target: int{cache}) -> Optional[Tensor]:
+    if x is not None:
+{indent(cast, "        ")}
+    return x
+""",
+        f"cast_list{suffix}": f"""
+def cast_list{suffix}(xs: List[Tensor], target: int{cache}) -> List[Tensor]:
+    casts: List[Tensor] = []
+    for x in xs:
+{indent(cast, "        ")}
+        casts.append(x)
+    return casts
+""",
+    }
+
 
 _SOURCES = {
-    "cast": """
-def cast(x: Tensor, target: int) -> Tensor:
-    if target >= 0 and x.dtype != target and {eligible}:
-        x = x.to(target)
-    return x
-""",
-    "cast_cached": """
-def cast_cached(x: Tensor, target: int, cache: Dict[Tensor, Tensor]) -> Tensor:
-    if target >= 0 and x.dtype != target and {eligible}:
-        if {cached}:
-            if x not in cache:
-{add_to_cache}
-            x = cache[x]
-        else:
-            x = x.to(target)
-    return x
-""",
-    "cast_again": """
-def cast_again(x: Tensor, before: Tensor, target: int) -> Tensor:
-    return cast(x, target) if x.requires_grad else before
-""",
-    "cast_again_cached": """
-def cast_again_cached(
-    x: Tensor, before: Tensor, target: int, cache: Dict[Tensor, Tensor]
-) -> Tensor:
-    return cast_cached(x, target, cache) if x.requires_grad else before
-""",
-    "cast_optional": """
-def cast_optional(x: Optional[Tensor], target: int) -> Optional[Tensor]:
-    return None if x is None else cast(x, target)
-""",
-    "cast_optional_cached": """
-def cast_optional_cached(
-    x: Optional[Tensor], target: int, cache: Dict[Tensor, Tensor]
-) -> Optional[Tensor]:
-    return None if x is None else cast_cached(x, target, cache)
-""",
-    "cast_list": """
-def cast_list(xs: List[Tensor], target: int) -> List[Tensor]:
-    return [cast(x, target) for x in xs]
-""",
-    "cast_list_cached": """
-def cast_list_cached(
-    xs: List[Tensor], target: int, cache: Dict[Tensor, Tensor]
-) -> List[Tensor]:
-    return [cast_cached(x, target, cache) for x in xs]
-""",
-    "widest": """
+    **_casts("", _CAST, ""),
+    **_casts("_cached", _CAST_CACHED, ", cache: Dict[Tensor, Tensor]"),
+    "widest": f"""
 def widest(x: Tensor, so_far: int, target: int) -> int:
-    if target >= 0 and {eligible}:
-        if so_far == torch.float32 or x.dtype == torch.float32:
-            so_far = torch.float32
-        elif so_far != target or x.dtype != target:
-            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+{indent(_WIDEST, "    ")}
     return so_far
 """,
-    "widest_of_list": """
+    "widest_of_list": f"""
 def widest_of_list(xs: List[Tensor], so_far: int, target: int) -> int:
     for x in xs:
-        so_far = widest(x, so_far, target)
+{indent(_WIDEST, "        ")}
     return so_far
 """,
     "float32_unless_given": """
@@ -114,15 +115,15 @@ def float32_unless_given(x: Tensor, given: Optional[int], target: int) -> Option
 def float32_or_own(x: Tensor, target: int) -> int:
     return torch.float32 if target >= 0 and {eligible} else x.dtype
 """,
+}
+"""Functions about tensors, made once for each device type."""
+
+_GENERIC_SOURCES = {
     "refuse": """
 def refuse(message: str, target: int) -> None:
     if target >= 0:
         raise RuntimeError(message)
 """,
-}
-"""Functions about tensors, made once for each device type."""
-
-_GENERIC_SOURCES = {
     "region_target": """
 def region_target(enabled: bool, dtype: int, supported: List[int], warning: str) -> int:
     if enabled and dtype not in supported:
@@ -159,18 +160,8 @@ def inside_if(device: str, name: str, inside: int, outside: int) -> int:
 }
 """Functions about states, the same for all device types."""
 
-_CALLS = {
-    "cast_again": ("cast",),
-    "cast_again_cached": ("cast_cached",),
-    "cast_optional": ("cast",),
-    "cast_optional_cached": ("cast_cached",),
-    "cast_list": ("cast",),
-    "cast_list_cached": ("cast_cached",),
-    "widest_of_list": ("widest",),
-}
 
-
-@lru_cache(maxsize=None)
+@cache
 def helper(name: str, device_type: str = "") -> Function:
     """The function of that name, compiled on first use.
 
@@ -178,23 +169,21 @@ def helper(name: str, device_type: str = "") -> Function:
         name: a key of the tables above.
         device_type: device type of the regions that a function about tensors is for.
     """
-    scope: dict[str, object] = {"torch": torch, "warnings": warnings}
+    names = {"torch": torch, "warnings": warnings}
     if not device_type:
-        return compiled_function(PREFIX + name, _GENERIC_SOURCES[name], scope)
+        return compiled_function(PREFIX + name, _GENERIC_SOURCES[name], names)
     on_device = " or ".join(
         f"x.is_{each}" if each in _ASKED_BY_FLAG else f"x.device.type == '{each}'"
         for each in policy.eligible_device_types(device_type)
     )
     source = _SOURCES[name].format(
         eligible=_ELIGIBLE.format(on_device=on_device),
-        cached=_CACHED,
-        add_to_cache=_ADD_TO_CACHE[_cached_casts_are_differentiable()],
+        records="True" if _cached_casts_are_differentiable() else "grad",
     )
-    scope |= {called: helper(called, device_type) for called in _CALLS.get(name, ())}
-    return compiled_function(f"{PREFIX}{device_type}.{name}", source, scope)
+    return compiled_function(f"{PREFIX}{device_type}.{name}", source, names)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cached_casts_are_differentiable() -> bool:
     """Whether eager autocast's cache holds casts with gradients from a block without them.
 
