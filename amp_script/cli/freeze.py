@@ -13,6 +13,7 @@ import typer
 import amp_script
 from amp_script import structure
 from amp_script.cli import output, specs, targets
+from amp_script.cli.files import require_free
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, UsageError, VerificationError
 from amp_script.frozen import FrozenModule
@@ -75,7 +76,7 @@ def command(
     Example: `amp-script freeze models.py:resnet -o resnet.pt --input 1x3x224x224`
     """
     started = time.perf_counter()
-    _require_free(file, force)
+    require_free(file, force)
     region_dtype = None if dtype is None else _choice("--dtype", dtype, DTYPES)
     place = _device(device)
     make_inputs = _inputs(input_specs or [], inputs_target)
@@ -93,15 +94,6 @@ def command(
     with output.step(f"writing {file}"):
         amp_script.save(frozen, file)
     output.table(_summary(file, frozen, weight_bytes, time.perf_counter() - started))
-
-
-def _require_free(file: Path, force: bool) -> None:
-    if file.is_dir():
-        raise UsageError(f"{file} is a folder: expected the name of a file after -o")
-    if not file.parent.is_dir():
-        raise UsageError(f"no folder {file.parent} to write {file.name} into")
-    if file.exists() and not force:
-        raise UsageError(f"{file} exists: pass --force to replace it, or another name after -o")
 
 
 def _choice(option: str, text: str, choices: Mapping[str, torch.dtype]) -> torch.dtype:
