@@ -26,9 +26,11 @@ class LoweringError(AmpScriptError, RuntimeError):
     """A program that cannot be lowered to explicit casts without differing from eager autocast.
 
     Attributes:
-        operator: qualified name of what could not be lowered, such as ``"aten::binary_cross_entropy"``.
+        operator: qualified name of what could not be lowered, such as
+            ``"aten::binary_cross_entropy"``.
         reason: why, in one sentence.
-        source: the user's source line as ``file:line: text``, or ``""`` where TorchScript kept none.
+        source: the user's source line as ``file:line: text``, or ``""`` where TorchScript kept
+            none.
         advice: what to do instead.
     """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Final
 
 import torch
 
@@ -79,14 +80,22 @@ class _Comparison:
         return len(one) == len(other) and all(map(self._same_value, one, other))
 
     def _same_value(self, a: Value, b: Value) -> bool:
-        if "prim::Constant" in (a.node().kind(), b.node().kind()):
-            return a.node().kind() == b.node().kind() and _same_constant(a, b)
+        kinds = {a.node().kind(), b.node().kind()}
+        if kinds & _WHERE_USED:
+            return len(kinds) == 1 and (
+                _same_constant(a, b)
+                if kinds == {"prim::Constant"}
+                else self._alike(list(a.node().inputs()), list(b.node().inputs()))
+            )
         return self._partner.get(a.unique()) == b.unique()
 
 
+_WHERE_USED: Final = frozenset({"prim::Constant", "prim::ListConstruct"})
+"""Nodes that are compared where they are used, which is at a line that says more."""
+
+
 def _nodes(block: Block) -> Iterator[Node]:
-    """Nodes in order; constants are compared where they are used."""
-    return (node for node in block.nodes() if node.kind() != "prim::Constant")
+    return (node for node in block.nodes() if node.kind() not in _WHERE_USED)
 
 
 def _same_constant(a: Value, b: Value) -> bool:

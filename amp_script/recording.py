@@ -1,58 +1,88 @@
 """Recording a model's run as the TorchScript method of a module.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._trace.TopLevelTracedModule``,
-``torch.jit._recursive.create_script_module``, ``make_stub``, ``make_stubs_from_exported_methods``
-and ``wrap_cpp_module``, ``torch.jit._state._python_cu``, ``torch._C._get_value_trace``,
-``torch._C._freeze_module``, ``torch._C._jit_pass_inline``,
-``torch._C._jit_pass_dce``, ``torch._C._jit_try_infer_type``, and of the C++ module
-``_create_method_from_trace``, ``_define``, ``_register_attribute``, ``_get_method``,
-``_has_method`` and ``hasattr``.
+``torch.jit._recursive`` (``create_script_module``, ``make_stub``, ``wrap_cpp_module``,
+``make_stubs_from_exported_methods``), ``torch.jit._state._python_cu``, ``torch._jit_internal``
+(``module_has_exports``), ``torch.utils._pytree.tree_leaves``, ``torch._C`` (``_get_value_trace``,
+``_freeze_module``, ``_jit_pass_inline``, ``_jit_pass_dce``, ``_jit_try_infer_type``), and of the
+C++ module ``_create_method_from_trace``, ``_define``, ``_register_attribute``, ``_get_method``,
+``_method_names`` and ``hasattr``.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.jit._state import _python_cu
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from amp_script.errors import TracingError
-from amp_script.lowering._graph import Graph, Value
+from amp_script.lowering._graph import Editor, Graph, Value, nodes_of
 from amp_script.lowering.composites.tracing import trace_composites
+from amp_script.lowering.functions import CALLS, name_of
+from amp_script.script_calls import lowered_script_calls
+from amp_script.untouched import tensors_of
 
 _C: Any = torch._C  # torch's stubs lack most of what is used here
 _recursive: Any = torch.jit._recursive
 _trace: Any = torch.jit._trace
 
-__all__ = ["Recorder", "value_trace"]
+__all__ = ["Recorder", "insert_bodies", "tensors_with_grad", "value_trace"]
 
 
 class Recorder:
     """A TorchScript module whose methods come from runs of a model.
 
     Args:
-        model: the module whose parameters, buffers and submodules the runs read, by their names.
-        preserved: names of attributes that must exist on the recorded module, and of methods to
-            compile by scripting, beside those that are exported.
+        model: the model; a function where it is no module.
+        modules: modules that the runs read parameters and buffers of.
+        preserved: names of attributes that the recorded module must have, and of methods to compile
+            by scripting, beside those that are exported.
 
     Attributes:
         compiled: names of the methods that were compiled by scripting.
+
+    Raises:
+        TracingError: the model has no such attribute, or TorchScript no type for it.
     """
 
-    def __init__(self, model: nn.Module, preserved: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: object, modules: Sequence[nn.Module], preserved: Sequence[str] = ()
+    ) -> None:
+        self._attached: dict[int, torch.Tensor] = {}
         methods = [name for name in preserved if inspect.ismethod(getattr(model, name, None))]
-        self._module = _shell(model, methods)
+        if isinstance(model, nn.Module) and (methods or _has_exports(model)):
+            self._module = _compiled(model, methods)
+            self._attached = {id(tensor): tensor for tensor in tensors_of([model])}
+        else:
+            self._module = _empty(type(model), modules)
         self.cpp_module: Any = self._module._c
         self.compiled = tuple(self.cpp_module._method_names())
-        self._attached = 0
+        if "forward" in self.compiled:
+            raise TracingError(
+                "an exported method calls forward, which is recorded and not compiled; move what "
+                "both need into a method of its own"
+            )
         for name in preserved:
             if name not in self.compiled and not self.cpp_module.hasattr(name):
-                self._attach(name, model)
+                self._preserve(name, model)
+        self.attach(tensors_of(modules))
 
-    def _attach(self, name: str, model: nn.Module) -> None:
+    def attach(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let the recording know tensors that it may read; each once, however often it is given."""
+        for tensor in tensors:
+            if id(tensor) not in self._attached:
+                name = f"tensor_{len(self._attached)}"
+                self._attached[id(tensor)] = tensor
+                self.cpp_module._register_attribute(name, _C.TensorType.get(), tensor)
+
+    def _preserve(self, name: str, model: object) -> None:
         if not hasattr(model, name):
             raise TracingError(f"the model has no attribute {name!r} to preserve")
         value = getattr(model, name)
@@ -60,12 +90,6 @@ class Recorder:
         if not inferred.success():
             raise TracingError(f"attribute {name!r} cannot be preserved: {inferred.reason()}")
         self.cpp_module._register_attribute(name, inferred.type(), value)
-
-    def attach_tensor(self, tensor: torch.Tensor) -> None:
-        """Let the recording know a tensor that the model reads without having it registered."""
-        self._attached += 1
-        name = f"captured_{self._attached}"
-        self.cpp_module._register_attribute(name, _C.TensorType.get(), tensor)
 
     def record(
         self,
@@ -88,23 +112,29 @@ class Recorder:
         def traced(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return tuple(map(_recorded, run(*tensors)))
 
-        with trace_composites():
+        with trace_composites(), lowered_script_calls() as scripted:
             self.cpp_module._create_method_from_trace(
                 name, traced, tuple(inputs), lambda value: "", True, False, [], False
             )
-        graph = self.graph(name)
-        _C._jit_pass_inline(graph)
-        _C._jit_pass_dce(graph)
+            graph = self.graph(name)
+            insert_bodies(graph, scripted.graph)
+            _C._jit_pass_inline(graph)
+            _C._jit_pass_dce(graph)
         return graph
 
     def define(self, source: str, names: Mapping[str, object]) -> None:
-        """Compile a method from source text.
+        """Compile a method from source text; what it calls of the recorded methods is inlined.
 
         Args:
             source: TorchScript source of a method.
             names: what global names in it stand for.
         """
+        before = set(self.cpp_module._method_names())
         self.cpp_module._define(self._module._concrete_type, source, names.get)
+        (defined,) = set(self.cpp_module._method_names()) - before
+        type_name = self.cpp_module._type().qualified_name()
+        bodies = {f"{type_name}.{name}": self.graph(name) for name in before}
+        insert_bodies(self.graph(defined), bodies.get)
 
     def graph(self, method: str) -> Graph:
         """The live graph of a method."""
@@ -113,9 +143,33 @@ class Recorder:
 
     def freeze(self, preserved: Sequence[str]) -> torch.jit.ScriptModule:
         """Return a new module with attributes folded into constants, but the preserved ones."""
-        cpp_module = _C._freeze_module(self.cpp_module, list(preserved))
+        # The copy has attributes of its own, which a program that changes them must not share.
+        cpp_module = copy.deepcopy(_C._freeze_module(self.cpp_module, list(preserved)))
         frozen: torch.jit.ScriptModule = _recursive.wrap_cpp_module(cpp_module)
         return frozen
+
+
+def insert_bodies(graph: Graph, body_of: Callable[[str], Graph | None]) -> None:
+    """Put bodies in the place of calls.
+
+    Torch's own inliner notes at each node which function it comes from, by address, and freezing
+    deletes functions; the first error in such a node is then a segmentation fault.
+
+    Args:
+        graph: changed in place.
+        body_of: the body of a function or method by qualified name, None to leave the call.
+    """
+    editor = Editor(graph)
+    for node in nodes_of(graph):
+        if node.kind() not in CALLS:
+            continue
+        body = body_of(name_of(node))
+        if body is not None:
+            given = list(node.inputs())
+            inputs = given if node.kind() == "prim::CallMethod" else given[1:]
+            (result,) = editor.graph_before(node, body, inputs)
+            node.output().replaceAllUsesWith(result)
+            node.destroy()
 
 
 def value_trace(tensor: torch.Tensor) -> Value:
@@ -135,18 +189,66 @@ def _has_exports(model: nn.Module) -> bool:
     return bool(internal.module_has_exports(model))
 
 
-def _shell(model: nn.Module, methods: Sequence[str]) -> torch.jit.ScriptModule:
-    """The module without ``forward``: parameters, buffers and modules, and compiled methods."""
-    shell: torch.jit.ScriptModule
-    if not methods and not _has_exports(model):
-        shell = _trace.TopLevelTracedModule(model, _compilation_unit=_python_cu)
-        return shell
+def _compiled(model: nn.Module, methods: Sequence[str]) -> torch.jit.ScriptModule:
+    """The model with its exported methods and those named, and without ``forward``."""
 
     def stubs(module: nn.Module) -> list[Any]:
         found: list[Any] = _recursive.make_stubs_from_exported_methods(module)
         known = {stub.original_method.__name__ for stub in found}
         wanted = [name for name in methods if name not in known] if module is model else []
-        return found + [_recursive.make_stub(getattr(model, name), name) for name in wanted]
+        return found + [_recursive.make_stub(getattr(module, name), name) for name in wanted]
 
-    shell = _recursive.create_script_module(model, stubs, share_types=False, is_tracing=True)
-    return shell
+    module: torch.jit.ScriptModule
+    module = _recursive.create_script_module(model, stubs, share_types=False, is_tracing=True)
+    return module
+
+
+def _empty(named_after: type, modules: Sequence[nn.Module]) -> torch.jit.ScriptModule:
+    """A module without methods that holds the scripted parts of modules, for calls of them."""
+    holder = type(named_after.__name__, (nn.Module,), {"__module__": named_after.__module__})()
+    for index, part in enumerate(_scripted_parts(modules)):
+        holder.add_module(f"scripted_{index}", part)
+    module: torch.jit.ScriptModule
+    module = _trace.TopLevelTracedModule(holder.eval(), _compilation_unit=_python_cu)
+    return module
+
+
+def _scripted_parts(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """The outermost ScriptModules in modules, each once."""
+    found: dict[nn.Module, None] = {}
+    pending = list(modules)
+    while pending:
+        part = pending.pop()
+        if isinstance(part, torch.jit.ScriptModule):
+            found[part] = None
+        else:
+            pending.extend(part.children())
+    return list(found)
+
+
+class _WithGrad(TorchFunctionMode):
+    """Collects the tensors requiring gradients that functions are called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                self.found.setdefault(id(value), value)
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_with_grad(run: Callable[[], object]) -> list[torch.Tensor]:
+    """The tensors requiring gradients that a run reads, wherever it has them from."""
+    collector = _WithGrad()
+    with torch.no_grad(), collector:
+        run()
+    return list(collector.found.values())

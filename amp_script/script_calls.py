@@ -24,29 +24,35 @@ from amp_script.jit_state import AmbientState, shield
 from amp_script.lowering import lower_graph
 from amp_script.programs import Compiled, Program, originals
 
-__all__ = ["lowered_script_calls"]
+__all__ = ["LoweredCalls", "lowered_script_calls"]
 
 
 @contextmanager
-def lowered_script_calls() -> Iterator[None]:
+def lowered_script_calls() -> Iterator[LoweredCalls]:
     """Lower what the calling thread calls of TorchScript inside the block.
 
-    The compiled functions and modules stay as they are, for other threads and afterwards.
+    The compiled functions and modules stay as they are, for other threads and afterwards. What was
+    lowered lives as long as what the block yields.
     """
-    functions = _Functions()
+    functions = LoweredCalls()
     with ExitStack() as stack:
         for kind in (torch._C.ScriptMethod, torch._C.ScriptFunction):
             stack.enter_context(replaced(kind, "__call__", functions.call))
         stack.enter_context(replaced(Program, "call", functions.call_program))
-        yield
+        yield functions
 
 
-class _Functions:
+class LoweredCalls:
     """Lowered functions by qualified name and state, for one block."""
 
     def __init__(self) -> None:
         self._lowered: dict[tuple[str, AmbientState], torch._C.ScriptFunction[..., Any]] = {}
         self._unit = torch._C.CompilationUnit()
+
+    def graph(self, name: str) -> torch._C.Graph | None:
+        """The body of one of the lowered functions, by its own qualified name; else None."""
+        function = self._unit.find_function(name)
+        return None if function is None else function.graph
 
     def call(
         self, original: Callable[..., Any], compiled: Compiled, *args: Any, **kwargs: Any

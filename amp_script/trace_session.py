@@ -28,7 +28,7 @@ from amp_script.interception import replaced
 from amp_script.lowering._graph import Value
 from amp_script.recording import value_trace
 
-__all__ = ["HeldFast", "trace_session"]
+__all__ = ["HeldFast", "depends_on_data", "trace_session"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Notes:
             return  # of a tensor it is recorded, and of Python values it is a constant as it says
         inner = _outside(frame, (_HERE, _WARNINGS))
         on_sizes = message.startswith(("Iterating over", "Using len"))
-        on_data = not on_sizes and _depends_on_data(self._converted)
+        on_data = not on_sizes and depends_on_data(self._converted)
         if not on_data and inner is not None and inner.f_code.co_filename.startswith(_TORCH):
             return  # torch's modules check sizes at every turn, and mean nothing by it
         outer = _outside(inner, (_HERE, _TORCH)) or inner
@@ -137,8 +137,8 @@ def _noting() -> Iterator[_Notes]:
 _OF_SIZES: Final = frozenset({"aten::size", "aten::numel", "aten::dim", "aten::len"})
 
 
-def _depends_on_data(value: torch.Tensor | None) -> bool:
-    """Whether a tensor's trace leads back to an input other than through its sizes.
+def depends_on_data(value: torch.Tensor | None) -> bool:
+    """Whether a tensor being recorded leads back to an input other than through its sizes.
 
     Torch also warns of tensors changed in place while others look at them; there is no value then,
     and what they hold matters.

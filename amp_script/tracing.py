@@ -40,12 +40,12 @@ from amp_script.lowering.regions import Site
 from amp_script.lowering.state import ProgramState
 from amp_script.metadata import InputSpec, Metadata, Verification
 from amp_script.missing_kernels import stand_in_for_missing_kernels
-from amp_script.recording import Recorder
+from amp_script.programs import originals
+from amp_script.recording import Recorder, tensors_with_grad
 from amp_script.regions import Region, border_dtype
-from amp_script.script_calls import lowered_script_calls
 from amp_script.specialise import specialise
-from amp_script.structure import Constant, Structure, flatten, forward_source
-from amp_script.trace_session import HeldFast, trace_session
+from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
+from amp_script.trace_session import HeldFast, depends_on_data, trace_session
 from amp_script.untouched import modules_of, seeded, tensors_of, untouched
 from amp_script.verification import VerificationReport, expect, judge
 
@@ -197,8 +197,7 @@ class _Freezing:
     def record(self, call: Call) -> _Recording:
         """Record the model without gradients and, where that differs, with them."""
         modules = modules_of(self.model)
-        holder = self.model if isinstance(self.model, nn.Module) else _Holder(modules)
-        recorder = Recorder(holder, self.preserved)
+        recorder = Recorder(self.model, modules, self.preserved)
         with trace_session() as places, untouched(modules) as state:
             with torch.no_grad():
                 result, dtypes = self.record_once(recorder, _WITHOUT_GRAD, call)
@@ -226,23 +225,46 @@ class _Freezing:
     def record_once(
         self, recorder: Recorder, name: str, call: Call
     ) -> tuple[Structure, tuple[torch.dtype, ...]]:
+        """Record the model once, in the calling thread's gradient mode."""
+        try:
+            return self.record_attached(recorder, name, call)
+        except RuntimeError as error:
+            if "Cannot insert a Tensor that requires grad" not in str(error):
+                raise
+        # The model reads parameters that no module has registered, such as those of a plain list.
+        with self.region.enter():
+            recorder.attach(tensors_with_grad(lambda: call.run(self.model, call.fresh())))
+        return self.record_attached(recorder, name, call)
+
+    def record_attached(
+        self, recorder: Recorder, name: str, call: Call
+    ) -> tuple[Structure, tuple[torch.dtype, ...]]:
         found: list[tuple[Structure, tuple[torch.dtype, ...]]] = []
+        may_be_numbers: list[bool] = []
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             outputs, structure = flatten(call.run(self.model, tensors), "output")
             if not outputs:
                 raise TracingError("the model returned no tensor, and a program has to")
+            if any(output.dim() == 0 and not depends_on_data(output) for output in outputs):
+                may_be_numbers.append(True)
             found.append((structure, tuple(output.dtype for output in outputs)))
             return outputs
 
         with (
             seeded(self.region.device_type),
-            lowered_script_calls(),
             stand_in_for_missing_kernels(self.region),
             self.region.enter(),
         ):
             recorder.record(name, run, call.fresh())
-        return found[-1]
+        structure, dtypes = found[-1]
+        return self.with_numbers(structure, call) if may_be_numbers else structure, dtypes
+
+    def with_numbers(self, structure: Structure, call: Call) -> Structure:
+        """Tell sizes that the model returns, which are tensors while recording, from tensors."""
+        with untouched(modules_of(self.model)), self.region.enter():
+            _, eager = flatten(call.run(self.model, call.fresh()), "output")
+        return reconcile(eager, structure)
 
     # --- the program ---
 
@@ -258,7 +280,7 @@ class _Freezing:
                 folded += fold_batch_norm_into_layers(graph, self.region.dtype)
         self.define_forward(recording, calls[0])
         for name in recorder.compiled:
-            lower_graph(recorder.graph(name), self.region.ambient())
+            lower_graph(recorder.graph(name), self.region.ambient(), originals)
         frozen = recorder.freeze([*self.preserved, *recorder.compiled])
         foreign = tensors_of(modules_of(self.model))
         for name in frozen._c._method_names():
@@ -380,16 +402,6 @@ class _Freezing:
             lines.append("held fast when traced, perhaps one of:")
             lines += [f"  {place.line}" for place in recording.places]
         return "".join(f"\n{line}" for line in lines)
-
-
-class _Holder(nn.Module):
-    """Stands for a function: holds the modules that it runs."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        super().__init__()
-        for index, module in enumerate(modules):
-            self.add_module(f"module_{index}", module)
-        self.eval()
 
 
 def _is_constant(value: object) -> bool:
