@@ -85,7 +85,7 @@ _stack = threading.local()
 
 @cache
 def _autocast_key(device_type: str) -> DispatchKey:
-    name = torch._C._dispatch_key_for_device(device_type)
+    name = torch._C._dispatch_key_for_device(torch.device(device_type).type)
     return torch._C._dispatch_key_parse(f"Autocast{name}")
 
 
