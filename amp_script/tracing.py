@@ -34,10 +34,8 @@ from amp_script.frozen import FrozenModule
 from amp_script.graph_difference import first_difference
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.lowering import lower_graph
-from amp_script.lowering._graph import Editor, Graph, nodes_of
+from amp_script.lowering._graph import Editor, Graph
 from amp_script.lowering.addmm import keep_addmm_whole
-from amp_script.lowering.regions import Site
-from amp_script.lowering.state import ProgramState
 from amp_script.metadata import InputSpec, Metadata, Verification
 from amp_script.missing_kernels import stand_in_for_missing_kernels
 from amp_script.programs import originals
@@ -299,8 +297,7 @@ class _Freezing:
         _C._jit_pass_constant_pooling(graph)
         _C._jit_pass_cse(graph)
         specialise(graph, inputs, self.region.device_type)
-        outside = ProgramState({}, False, None)
-        keep_addmm_whole(Editor(graph), [Site(node, outside, ()) for node in nodes_of(graph)])
+        keep_addmm_whole(Editor(graph))
         own_constants(graph, foreign)
         _C._jit_pass_dce(graph)
         _C._jit_pass_lint(graph)

@@ -49,7 +49,7 @@ def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
         regions = resolve_regions(editor, entry.start(editor))
         expand_composites(graph, regions.active)
         sites = regions.remove()
-        keep_addmm_whole(editor, sites)
+        keep_addmm_whole(editor)
         insert_casts(editor, sites)
         lower_calls(editor, sites, functions)
         tidy(graph)

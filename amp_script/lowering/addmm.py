@@ -7,25 +7,21 @@ become a value that it cannot: the number of dimensions of a matrix, less one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from ._graph import Editor, constant, is_constant
-from .regions import Site
 
 
-def keep_addmm_whole(editor: Editor, sites: Sequence[Site]) -> None:
-    """Hide the ones that the executor looks for in each ``aten::addmm``."""
-    for node in (site.node for site in sites):
-        if node.kind() != "aten::addmm":
-            continue
-        beta, alpha = node.inputsAt(3), node.inputsAt(4)
-        if all(is_constant(scale) and constant(scale) == 1 for scale in (beta, alpha)):
+def keep_addmm_whole(editor: Editor) -> None:
+    """Hide the ones that the executor looks for in each ``aten::addmm`` of a graph."""
+    integer = torch._C.IntType.get()
+    for node in editor.graph.findAllNodes("aten::addmm"):
+        scales = node.inputsAt(3), node.inputsAt(4)
+        if all(is_constant(scale) and constant(scale) == 1 for scale in scales):
             dimensions = editor.node_before(node, "aten::dim", node.inputsAt(1)).output()
-            dimensions.setType(torch._C.IntType.get())
             less = editor.constant_before(node, 1)
             one = editor.node_before(node, "aten::sub", dimensions, less).output()
-            one.setType(torch._C.IntType.get())
+            dimensions.setType(integer)
+            one.setType(integer)
             node.replaceInput(3, one)
             node.replaceInput(4, one)

@@ -31,6 +31,8 @@ _SMALL = 24
 
 CALLS = frozenset({"prim::CallMethod", "prim::CallFunction"})
 
+_LOOKED_AT = (*CALLS, "prim::Enter", "prim::fork", "prim::PythonOp")
+
 Lower = Callable[[Graph, Entry, "Functions"], None]
 
 
@@ -62,6 +64,7 @@ class Functions:
         self._lower = lower
         self._unit = torch.jit._state._python_cu if unit is None else unit
         self._prepared: dict[str, Graph] = {}
+        self._inlined: dict[str, bool] = {}
         self._contents: dict[str, Contents] = {}
         self._lowered: dict[tuple[str, Entry], Function] = {}
 
@@ -76,7 +79,7 @@ class Functions:
 
     def prepare(self, graph: Graph) -> None:
         """Inline small callees into a graph, in place, and fold what is constant."""
-        self._inline(graph, self.prepared, lambda body: _must_be_inlined(body) or _is_small(body))
+        self._inline(graph, self.prepared, self._is_inlined)
 
     def prepared(self, name: str) -> Graph | None:
         """The body of a function or method after :meth:`prepare`; not to be changed."""
@@ -98,23 +101,28 @@ class Functions:
         self._inline(body, self.inlined, lambda _: True)
         return body
 
+    def _is_inlined(self, name: str) -> bool:
+        if name not in self._inlined:
+            body = self.prepared(name)
+            self._inlined[name] = body is not None and (_must_be_inlined(body) or _is_small(body))
+        return self._inlined[name]
+
     def _inline(
-        self, graph: Graph, body_of: Callable[[str], Graph | None], wanted: Callable[[Graph], bool]
+        self, graph: Graph, body_of: Callable[[str], Graph | None], wanted: Callable[[str], bool]
     ) -> None:
         with shield(), jit_autocast_pass(False):
             editor = Editor(graph)
             unknown = False
-            for node in nodes_of(graph):
-                if node.kind() not in CALLS:
-                    continue
+            for node in (node for kind in CALLS for node in graph.findAllNodes(kind)):
                 if is_region_constructor(node):
                     unknown = not self._name_arguments(node) or unknown
                     continue
+                name = name_of(node)
                 foreign = self._foreign_to(node)
-                body = foreign.inlined(name_of(node)) if foreign else body_of(name_of(node))
+                body = foreign.inlined(name) if foreign else body_of(name)
                 if body is None:
                     unknown = unknown or not is_interface_call(node)
-                elif foreign or wanted(body):
+                elif foreign or wanted(name):
                     _inline_call(editor, node, body)
             if unknown:
                 torch._C._jit_pass_inline(graph)
@@ -164,30 +172,28 @@ class Functions:
 
     def contents_of(self, graph: Graph) -> Contents:
         """What a prepared graph does, in all that it calls."""
-        schemas: set[str] = set()
-        has_regions = leaves = False
-        for node in nodes_of(graph):
-            kind = node.kind()
-            if not kind.startswith("prim::"):
-                schemas.add(node.schema())
-                continue
-            called = None
-            if kind == "prim::fork":
-                called = self.contents_of(node.g("Subgraph"))
-            elif kind in CALLS and not is_interface_call(node):
-                if is_region_constructor(node):
-                    has_regions = True
-                else:
-                    called = self.contents(name_of(node))
-            elif kind in CALLS or kind == "prim::PythonOp":
-                leaves = True
-            elif kind == "prim::Enter" and region_class(node.inputsAt(0).type()) is not None:
-                has_regions = True
-            if called is not None:
-                schemas |= called.schemas
-                has_regions = has_regions or called.has_regions
-                leaves = leaves or called.leaves
-        return Contents(frozenset(schemas), has_regions, leaves)
+        kinds = {kind: graph.findAllNodes(kind) for kind in _LOOKED_AT}
+        calls = [node for kind in CALLS for node in kinds[kind]]
+        made = [node for node in calls if is_region_constructor(node)]
+        unknown = [node for node in calls if is_interface_call(node)]
+        entered = [node.inputsAt(0).type() for node in kinds["prim::Enter"]]
+        called = [
+            *(self.contents_of(node.g("Subgraph")) for node in kinds["prim::fork"]),
+            *(
+                self.contents(name_of(node))
+                for node in calls
+                if node not in made and node not in unknown
+            ),
+        ]
+        schemas = {node.schema() for node in nodes_of(graph) if node.kind()[:6] != "prim::"}
+        return Contents(
+            schemas=frozenset(schemas.union(*(each.schemas for each in called))),
+            has_regions=bool(made)
+            or any(region_class(kind) is not None for kind in entered)
+            or any(each.has_regions for each in called),
+            leaves=bool(unknown or kinds["prim::PythonOp"])
+            or any(each.leaves for each in called),
+        )
 
     def lowered(self, name: str, entry: Entry) -> Function:
         """A copy of a function or method, lowered for calls in a state.

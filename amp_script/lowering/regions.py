@@ -88,10 +88,19 @@ class Regions:
 
     def active(self, composite: Node) -> Sequence[str]:
         """The device types on which autocast is on, or may be, at an operator that may be one."""
-        return [name for name, _ in self._composites[composite].active()]
+        return [name for name, _ in self._composites.get(composite, self._start).active()]
 
     def remove(self) -> list[Site]:
-        """Remove every begin and end, and return the operators in the order in which they run."""
+        """Remove every begin and end.
+
+        Returns:
+            The operators and calls in the order in which they run; calls alone where autocast is
+            off in the whole graph.
+        """
+        if not self._inside and not self._start.active():
+            graph = self._editor.graph
+            calls = [node for kind in _REACHING for node in graph.findAllNodes(kind)]
+            return [Site(node, self._start, ()) for node in calls]
         sites: list[Site] = []
         self._remove_from(self._editor.graph.block(), self._start, (), sites)
         return sites
@@ -141,8 +150,14 @@ def resolve_regions(editor: Editor, start: ProgramState) -> Regions:
     Raises:
         LoweringError: a region object is changed after it was made.
     """
-    _retype(editor.graph)
-    return _Walk(editor, start).regions
+    graph = editor.graph
+    if graph.findNode("prim::Enter") or graph.findNode("prim::CreateObject"):
+        _retype(graph)
+        return _Walk(editor, start).regions
+    for kind in queries.QUERIES:
+        for query in graph.findAllNodes(kind):
+            queries.answer(editor, query, start)
+    return Regions(editor, start)
 
 
 @lru_cache(maxsize=1)
