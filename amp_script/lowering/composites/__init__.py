@@ -6,18 +6,38 @@ nothing casts inside a kernel. Here each such operator has a decomposition, a To
 that calls what the kernel calls, and :func:`expand_composites` puts it in the operator's place.
 """
 
-from . import contraction, linalg, recurrent, statistics, transformer
+from . import (
+    contraction,
+    convolution,
+    interpolation,
+    linalg,
+    losses,
+    normalization,
+    outputs,
+    padding,
+    pointwise,
+    recurrent,
+    statistics,
+    transformer,
+)
 from .expand import expand_composites
 from .registry import Decomposition, decomposes, decomposition, decompositions
 
 __all__ = [
     "Decomposition",
     "contraction",
+    "convolution",
     "decomposes",
     "decomposition",
     "decompositions",
     "expand_composites",
+    "interpolation",
     "linalg",
+    "losses",
+    "normalization",
+    "outputs",
+    "padding",
+    "pointwise",
     "recurrent",
     "statistics",
     "transformer",

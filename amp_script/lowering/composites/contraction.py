@@ -581,14 +581,16 @@ def _chain_order(sizes: list[int]) -> list[list[int]]:
     return split
 
 
-def _chain_product(matrices: list[Tensor]) -> Tensor:
+def _chain_factors(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The two factors whose product is the chain's."""
     sizes: list[int] = [matrices[0].size(0)]
     for matrix in matrices:
         sizes.append(matrix.size(1))
     split = _chain_order(sizes)
     count = len(matrices)
+    whole = count - 1
     products: dict[int, Tensor] = {}
-    pending: list[int] = [count - 1]
+    pending: list[int] = [whole]
     while len(pending) > 0:
         span = pending[-1]
         first, last = span // count, span % count
@@ -600,13 +602,20 @@ def _chain_product(matrices: list[Tensor]) -> Tensor:
             pending.append(right)
         elif left not in products:
             pending.append(left)
+        elif span == whole:
+            pending.pop()
         else:
             products[pending.pop()] = torch.mm(products[left], products[right])
-    return products[count - 1]
+    middle = split[0][whole]
+    return products[middle], products[(middle + 1) * count + whole]
 
 
-@decomposes("aten::linalg_multi_dot")
-def _multi_dot(tensors: list[Tensor]) -> Tensor:
+def _factors(tensors: list[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
+    """Multiply a chain of matrices up to the last product.
+
+    Returns:
+        The last product's two factors, and the shape of the result.
+    """
     count = len(tensors)
     assert count >= 2, "multi_dot(): expected at least 2 tensors"
     shape: list[int] = []
@@ -623,17 +632,31 @@ def _multi_dot(tensors: list[Tensor]) -> Tensor:
         assert matrix.dim() == 2, "multi_dot(): only the first and last tensor may be 1D"
         assert matrix.dtype == matrices[0].dtype, "multi_dot(): all tensors must be the same dtype"
     if count == 2:
-        product = torch.mm(matrices[0], matrices[1])
-    elif count == 3:
+        return matrices[0], matrices[1], shape
+    if count == 3:
         a, b = matrices[0].size(0), matrices[1].size(0)
         c, d = matrices[2].size(0), matrices[2].size(1)
         if (a * c) * (b + d) > (b * d) * (a + c):
-            product = torch.mm(matrices[0], torch.mm(matrices[1], matrices[2]))
-        else:
-            product = torch.mm(torch.mm(matrices[0], matrices[1]), matrices[2])
-    else:
-        product = _chain_product(matrices)
-    return product.view(shape)
+            return matrices[0], torch.mm(matrices[1], matrices[2]), shape
+        return torch.mm(matrices[0], matrices[1]), matrices[2], shape
+    left, right = _chain_factors(matrices)
+    return left, right, shape
+
+
+@decomposes("aten::linalg_multi_dot")
+def _multi_dot(tensors: list[Tensor]) -> Tensor:
+    left, right, shape = _factors(tensors)
+    return torch.mm(left, right).view(shape)
+
+
+@decomposes("aten::linalg_multi_dot.out")
+def _multi_dot_out(tensors: list[Tensor], out: Tensor) -> Tensor:
+    assert out.dtype == tensors[0].dtype, "multi_dot(): expected out tensor of the same dtype"
+    left, right, shape = _factors(tensors)
+    if list(out.shape) != shape:
+        out.resize_(shape)
+    torch.mm(left, right, out=out.view([left.size(0), right.size(1)]))
+    return out
 
 
 @decomposes("aten::chain_matmul")
@@ -641,3 +664,14 @@ def _chain_matmul(matrices: list[Tensor]) -> Tensor:
     for matrix in matrices:
         assert matrix.dim() == 2, "chain_matmul(): expected matrices"
     return matrices[0].clone() if len(matrices) == 1 else _multi_dot(matrices)
+
+
+@decomposes("aten::chain_matmul.out")
+def _chain_matmul_out(matrices: list[Tensor], out: Tensor) -> Tensor:
+    for matrix in matrices:
+        assert matrix.dim() == 2, "chain_matmul(): expected matrices"
+    if len(matrices) > 1:
+        return _multi_dot_out(matrices, out)
+    if out.shape != matrices[0].shape:
+        out.resize_(matrices[0].shape)
+    return out.copy_(matrices[0])

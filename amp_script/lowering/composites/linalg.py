@@ -9,6 +9,27 @@ from .registry import decomposes
 from .types import Number
 
 
+def _power_factors(self: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Multiply up to the last product of a power of 2 or more, and return its two factors."""
+    left, right = self, self
+    if n == 3:
+        left = torch.matmul(self, self)
+    elif n > 3:
+        square, product = self, self
+        multiplied = False
+        while n > 1:
+            if n % 2 == 1:
+                product = torch.matmul(product, square) if multiplied else square
+                multiplied = True
+            n = n // 2
+            left, right = square, square
+            if n > 1 or multiplied:
+                square = torch.matmul(left, right)
+        if multiplied:
+            left, right = product, square
+    return left, right
+
+
 @decomposes("aten::linalg_matrix_power", "aten::matrix_power")
 def _matrix_power(self: Tensor, n: int) -> Tensor:
     assert self.dim() >= 2, "linalg.matrix_power: the input must have 2 dimensions or more"
@@ -20,22 +41,30 @@ def _matrix_power(self: Tensor, n: int) -> Tensor:
         return self.clone(memory_format=torch.contiguous_format)
     if n == -1:
         return torch.linalg.inv(self)
-    base = torch.linalg.inv(self) if n < 0 else self
+    left, right = _power_factors(torch.linalg.inv(self) if n < 0 else self, abs(n))
+    return torch.matmul(left, right)
+
+
+@decomposes("aten::linalg_matrix_power.out", "aten::matrix_power.out")
+def _matrix_power_out(self: Tensor, n: int, out: Tensor) -> Tensor:
+    assert self.dim() >= 2, "linalg.matrix_power: the input must have 2 dimensions or more"
+    assert self.size(-1) == self.size(-2), "linalg.matrix_power: the matrices must be square"
+    assert out.is_complex() or not self.is_complex(), "the output cannot hold complex numbers"
+    if out.shape != self.shape:
+        out.resize_(self.shape)
+    if n == 0:
+        return out.copy_(torch.eye(self.size(-2), dtype=self.dtype, device=self.device))
+    if n == 1:
+        return out.copy_(self)
+    if n == -1:
+        return torch.linalg.inv(self, out=out)
     power = abs(n)
-    if power == 2:
-        return torch.matmul(base, base)
-    if power == 3:
-        return torch.matmul(torch.matmul(base, base), base)
-    square, product = base, base
-    squared, multiplied = False, False
-    while power > 0:
-        square = torch.matmul(square, square) if squared else base
-        squared = True
-        if power % 2 == 1:
-            product = torch.matmul(product, square) if multiplied else square
-            multiplied = True
+    left, right = _power_factors(torch.linalg.inv(self) if n < 0 else self, power)
+    while power > 2 and power % 2 == 0:
         power = power // 2
-    return product
+    if abs(n) > 3 and power <= 2:  # a power of two: the last square is not written in place
+        return out.copy_(torch.matmul(left, right))
+    return torch.matmul(left, right, out=out)
 
 
 def _tolerance_dtype(input: Tensor) -> torch.dtype:
@@ -147,3 +176,12 @@ def _norm_ord_str(
 ) -> Tensor:
     assert dim is not None or self.dim() == 1 or self.dim() == 2, "the input must be 1D or 2D"
     return torch.linalg.matrix_norm(self, ord, [0, 1] if dim is None else dim, keepdim, dtype=dtype)
+
+
+@decomposes("aten::linalg_vecdot")
+def _vecdot(self: Tensor, other: Tensor, dim: int) -> Tensor:
+    assert self.dtype == other.dtype, "linalg.vecdot: Expected x and y to have the same dtype"
+    assert self.is_floating_point() or self.is_complex(), "linalg.vecdot: Expected floating point"
+    if self.dim() == 1 and other.dim() == 1:
+        return torch.vdot(self, other)
+    return self.conj().mul(other).sum([dim])

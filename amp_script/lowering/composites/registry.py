@@ -25,6 +25,7 @@ __all__ = [
     "Known",
     "compiled_text",
     "decomposes",
+    "decomposes_text",
     "decomposition",
     "decompositions",
     "may_be_composite",
@@ -93,6 +94,15 @@ class Decomposition:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Text:
+    source: str
+    names: Mapping[str, object]
+
+    def __call__(self, *arguments: object) -> object:
+        return compiled_text(self.source, self.names)(*arguments)
+
+
 _TABLE: dict[str, Decomposition] = {}
 _NAMES: set[str] = set()
 
@@ -121,6 +131,17 @@ def decomposes(
         return function
 
     return register
+
+
+def decomposes_text(operator: str, source: str, names: Mapping[str, object]) -> None:
+    """Register a function that is given as text, for families that differ in names alone.
+
+    Args:
+        operator: qualified name with overload.
+        source: see :func:`compiled_text`.
+        names: see :func:`compiled_text`.
+    """
+    decomposes(operator)(_Text(source, names))
 
 
 def decomposition(operator: str) -> Decomposition | None:
@@ -175,6 +196,8 @@ def _changes(operator: str, device_type: str) -> bool:
 @functools.cache
 def _compiled(function: Callable[..., object]) -> torch._C.Graph:
     with jit_autocast_pass(False), shield():
+        if isinstance(function, _Text):
+            return _without_calls(compiled_text(function.source, function.names))
         return _without_calls(torch.jit.script(function))
 
 
