@@ -89,7 +89,7 @@ class Program:
     def __init__(self, library: Library, name: str, compiled: Compiled) -> None:
         self.library = library
         self.name = name
-        self.source: torch._C.Graph = compiled.graph.copy()
+        self.source: torch._C.Graph = compiled.graph
         self._compiled = compiled
         self._parameters = compiled.schema.arguments
         self._variants: dict[AmbientState, torch._C.ScriptFunction[..., Any]] = {}
@@ -98,9 +98,12 @@ class Program:
     def lower(self) -> None:
         """Lower the compiled function or method itself, for calls outside every region."""
         entry = self.library.outside
-        if changes(self.library.contents(self.name), entry):
+        contents = self.library.contents(self.name)
+        if changes(contents, entry):
             graph = self._compiled.graph
-            self.library.prepare(graph)
+            self.source = graph.copy()
+            if contents.has_regions or entry.active:
+                self.library.prepare(graph)
             self.library.lower(graph, entry)
 
     def lowered_graph(self, state: AmbientState) -> torch._C.Graph:

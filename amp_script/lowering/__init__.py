@@ -36,6 +36,8 @@ def lower_graph(graph: Graph, state: AmbientState, functions: Functions | None =
 def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
     """Lower a graph that :meth:`Functions.prepare` has been through.
 
+    It need not have been if there is no region in it, and autocast is off where it is called.
+
     Args:
         graph: changed in place. What ``entry`` leaves open becomes inputs after its own.
         entry: the state that the program is called in.
@@ -47,7 +49,8 @@ def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
     with shield(), jit_autocast_pass(False):
         editor = Editor(graph)
         regions = resolve_regions(editor, entry.start(editor))
-        expand_composites(graph, regions.active)
+        if regions.may_hold_composites():
+            expand_composites(graph, regions.active)
         sites = regions.remove()
         keep_addmm_whole(editor)
         insert_casts(editor, sites)

@@ -274,7 +274,7 @@ def _inline_call(editor: Editor, node: Node, body: Graph) -> None:
 
 
 def _is_small(graph: Graph) -> bool:
-    return len(nodes_of(graph)) <= _SMALL
+    return len(list(graph.nodes())) <= _SMALL and len(nodes_of(graph)) <= _SMALL
 
 
 def _must_be_inlined(graph: Graph) -> bool:

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from ._graph import (
     is_none,
     source_of,
 )
-from .composites.registry import may_be_composite
+from .composites.registry import decompositions, may_be_composite
 from .helpers import helper
 from .state import OFF, DeviceRegion, ProgramState, supported_codes
 
@@ -89,6 +89,13 @@ class Regions:
     def active(self, composite: Node) -> Sequence[str]:
         """The device types on which autocast is on, or may be, at an operator that may be one."""
         return [name for name, _ in self._composites.get(composite, self._start).active()]
+
+    def may_hold_composites(self) -> bool:
+        """Whether an operator that may be composite runs where autocast may be on."""
+        find = self._editor.graph.findNode
+        if not self._inside and not self._start.active():
+            return False
+        return any(find(name) is not None for name in _composite_names())
 
     def remove(self) -> list[Site]:
         """Remove every begin and end.
@@ -160,7 +167,12 @@ def resolve_regions(editor: Editor, start: ProgramState) -> Regions:
     return Regions(editor, start)
 
 
-@lru_cache(maxsize=1)
+@cache
+def _composite_names() -> frozenset[str]:
+    return frozenset(each.operator.partition(".")[0] for each in decompositions())
+
+
+@cache
 def _region_tuple() -> torch._C.Type:
     string, boolean = torch._C.StringType.get(), torch._C.BoolType.get()
     return torch._C.TupleType([string, torch._C.IntType.get(), boolean, boolean])
