@@ -17,7 +17,7 @@ Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from os import PathLike
@@ -29,9 +29,10 @@ from typing_extensions import Self
 
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule, Program, bake, choose
-from amp_script.errors import InputError
+from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
+from amp_script.structure import from_script, named_leaves, to_script
 
 __all__ = ["FrozenModule"]
 
@@ -287,7 +288,8 @@ class _GuardedMethod:
         self._method: torch._C.ScriptMethod[..., Any] = cpp_module._get_method(name)
         self._specs = {spec.name: spec for spec in inputs}
         arguments = self._method.schema.arguments[1:]
-        self._names = [argument.name for argument in arguments]
+        self._types = {argument.name: argument.type for argument in arguments}
+        self._names = list(self._types)
         self._defaults = {
             argument.name: argument.default_value
             for argument in arguments
@@ -298,10 +300,11 @@ class _GuardedMethod:
         given = self._bind(args, kwargs)
         if self._specs:
             self._check(given)
+        arguments = [to_script(given[name], kind) for name, kind in self._types.items()]
         with shield():
             if self._program is None or torch._C._get_tracing_state() is not None:
-                return self._storable()(*args, **kwargs)
-            return self._program.run(self._cpp, self._name, [given[name] for name in self._names])
+                return from_script(self._storable()(*arguments))
+            return from_script(self._program.run(self._cpp, self._name, arguments))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storable(), name)
@@ -338,15 +341,11 @@ class _GuardedMethod:
         )
 
 
-def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from _leaves(f"{path}[{index}]", item)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(f"{path}[{key!r}]", item)
-    else:
-        yield path, value
+def _leaves(path: str, value: object) -> list[tuple[str, object]]:
+    try:
+        return named_leaves(path, value)
+    except StructureError:
+        return [(path, value)]
 
 
 def _fits(spec: InputSpec, value: object) -> bool:

@@ -424,12 +424,13 @@ class _Writer:
             self.lines.append(f"if {expression} {differs}:")
             self.lines.append(f"    raise ValueError({message!r})")
         else:
-            if structure.kind in ("list", "mapping"):
+            kind = self.kind_of(structure)
+            if kind in ("list", "mapping"):
                 message = f"{structure.path} had {len(structure.keys)} entries when traced"
                 self.lines.append(f"if len({expression}) != {len(structure.keys)}:")
                 self.lines.append(f"    raise ValueError({message!r})")
             for key, part in zip(structure.keys, structure.parts, strict=True):
-                by_name = structure.kind == "namedtuple"
+                by_name = kind == "namedtuple"
                 inside = f"{expression}.{key}" if by_name else f"{expression}[{key!r}]"
                 self.unpack(part, inside)
 

@@ -39,6 +39,7 @@ from amp_script.lowering.addmm import keep_addmm_whole
 from amp_script.metadata import InputSpec, Metadata, Verification
 from amp_script.missing_kernels import stand_in_for_missing_kernels
 from amp_script.programs import originals
+from amp_script.python_operators import python_operators_as_their_bodies
 from amp_script.recording import Recorder, tensors_with_grad
 from amp_script.regions import Region, border_dtype
 from amp_script.specialise import specialise
@@ -252,6 +253,7 @@ class _Freezing:
         with (
             seeded(self.region.device_type),
             stand_in_for_missing_kernels(self.region),
+            python_operators_as_their_bodies(self.region),
             self.region.enter(),
         ):
             recorder.record(name, run, call.fresh())
