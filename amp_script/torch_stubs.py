@@ -24,7 +24,7 @@ import torch
 
 from amp_script.errors import StubsError
 
-__all__ = ["partial_package", "search_path", "write_search_path"]
+__all__ = ["copy_of", "partial_package", "search_path", "write_search_path"]
 
 MARK: Final = ".amp-script-stubs"
 """Name of the file that tells a directory of ours from anybody else's."""
@@ -87,7 +87,7 @@ def _files() -> dict[str, str]:
     for package in sorted(packages):
         if f"{package.as_posix()}/__init__.pyi".removeprefix("./") not in texts:
             origin = _installed_init(package)
-            texts[(package / origin.name).as_posix()] = _copy_of(origin, package)
+            texts[(package / origin.name).as_posix()] = copy_of(origin, package)
     return {f"torch/{name}": _HEADER + text for name, text in texts.items()}
 
 
@@ -102,7 +102,7 @@ def _installed_init(package: Path) -> Path:
     raise StubsError(f"torch {torch.__version__} has no package {package} any more")
 
 
-def _copy_of(origin: Path, package: Path) -> str:
+def copy_of(origin: Path, package: Path) -> str:
     """A package's ``__init__`` that is read elsewhere and yet finds the package's other modules."""
     module = ".".join(("torch", *package.parts))
     source = origin.read_text(encoding="utf-8")

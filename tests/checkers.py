@@ -48,7 +48,7 @@ def mypy(
     command = [sys.executable, "-m", "mypy", "--strict", "--warn-unreachable", "--output=json"]
     command += ["--config-file=", f"--cache-dir={cache}", *map(str, files)]
     lines = _run(command, MYPYPATH=search_path, PYTHONPATH=os.pathsep.join(map(str, path)))
-    found = [json.loads(line) for line in lines.splitlines()]
+    found = [json.loads(line) for line in lines.splitlines() if line]
     return [
         Report(
             Path(each["file"]).name,

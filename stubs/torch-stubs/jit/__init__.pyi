@@ -4,133 +4,69 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import IO, Any, TypeAlias, TypeVar, overload
-from typing import Final as Final
+from typing import IO, Any, Final as Final, TypeAlias, TypeVar, overload
 
 import torch
 from torch._awaits import _Await as _Await
 from torch._C import JITException as Error
 from torch._jit_internal import (
     _drop as _drop,
-)
-from torch._jit_internal import (
     _IgnoreContextManager as _IgnoreContextManager,
-)
-from torch._jit_internal import (
     _isinstance as _isinstance,
-)
-from torch._jit_internal import (
     _overload as _overload,
-)
-from torch._jit_internal import (
     _overload_method as _overload_method,
-)
-from torch._jit_internal import (
     is_scripting as is_scripting,
 )
 from torch.futures import Future as Future
 from torch.jit._await import (
     _awaitable as _awaitable,
-)
-from torch.jit._await import (
     _awaitable_nowait as _awaitable_nowait,
-)
-from torch.jit._await import (
     _awaitable_wait as _awaitable_wait,
 )
 from torch.jit._decomposition_utils import _register_decomposition as _register_decomposition
 from torch.jit._freeze import run_frozen_optimizations as run_frozen_optimizations
 from torch.jit._fuser import (
     fuser as fuser,
-)
-from torch.jit._fuser import (
     last_executed_optimized_graph as last_executed_optimized_graph,
-)
-from torch.jit._fuser import (
     optimized_execution as optimized_execution,
-)
-from torch.jit._fuser import (
     set_fusion_strategy as set_fusion_strategy,
 )
 from torch.jit._ir_utils import _InsertPoint as _InsertPoint
-from torch.jit._script import (
-    Attribute as Attribute,
-)
-from torch.jit._script import (
-    CompilationUnit as CompilationUnit,
-)
-from torch.jit._script import (
-    RecursiveScriptClass as RecursiveScriptClass,
-)
-from torch.jit._script import (
-    RecursiveScriptModule as RecursiveScriptModule,
-)
-from torch.jit._script import (
-    ScriptFunction as ScriptFunction,
-)
-from torch.jit._script import (
-    ScriptModule as ScriptModule,
-)
-from torch.jit._script import (
-    ScriptWarning as ScriptWarning,
-)
-from torch.jit._script import (
-    _ModuleWith,
-    _ScriptModuleWith,
-)
-from torch.jit._script import (
-    _ScriptProfile as _ScriptProfile,
-)
-from torch.jit._script import (
-    _unwrap_optional as _unwrap_optional,
-)
-from torch.jit._script import (
-    interface as interface,
-)
-from torch.jit._script import (
-    script as script,
-)
-from torch.jit._script import (
-    script_method as script_method,
-)
 from torch.jit._serialization import (
     jit_module_from_flatbuffer as jit_module_from_flatbuffer,
-)
-from torch.jit._serialization import (
     save_jit_module_to_flatbuffer as save_jit_module_to_flatbuffer,
 )
 from torch.jit._trace import (
     ONNXTracedModule as ONNXTracedModule,
-)
-from torch.jit._trace import (
     TopLevelTracedModule as TopLevelTracedModule,
-)
-from torch.jit._trace import (
     TracedModule as TracedModule,
-)
-from torch.jit._trace import (
     TracerWarning as TracerWarning,
-)
-from torch.jit._trace import (
     TracingCheckError as TracingCheckError,
-)
-from torch.jit._trace import (
     _flatten as _flatten,
-)
-from torch.jit._trace import (
     _get_trace_graph as _get_trace_graph,
-)
-from torch.jit._trace import (
     _script_if_tracing as _script_if_tracing,
-)
-from torch.jit._trace import (
     _unique_state_dict as _unique_state_dict,
-)
-from torch.jit._trace import (
     is_tracing as is_tracing,
 )
 from torch.utils import set_module as set_module
 from typing_extensions import ParamSpec, TypeIs
+
+from ._script import (
+    Attribute as Attribute,
+    CompilationUnit as CompilationUnit,
+    RecursiveScriptClass as RecursiveScriptClass,
+    RecursiveScriptModule as RecursiveScriptModule,
+    ScriptFunction as ScriptFunction,
+    ScriptModule as ScriptModule,
+    ScriptWarning as ScriptWarning,
+    _ModuleWith,
+    _ScriptModuleWith,
+    _ScriptProfile as _ScriptProfile,
+    _unwrap_optional as _unwrap_optional,
+    interface as interface,
+    script as script,
+    script_method as script_method,
+)
 
 __all__ = [
     "Attribute",

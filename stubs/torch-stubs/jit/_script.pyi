@@ -15,61 +15,35 @@ from torch._jit_internal import _qualified_name as _qualified_name
 from torch.jit._builtins import _register_builtin as _register_builtin
 from torch.jit._fuser import (
     _graph_for as _graph_for,
-)
-from torch.jit._fuser import (
     _script_method_graph_for as _script_method_graph_for,
 )
 from torch.jit._monkeytype_config import (
     JitTypeTraceConfig as JitTypeTraceConfig,
-)
-from torch.jit._monkeytype_config import (
     JitTypeTraceStore as JitTypeTraceStore,
 )
 from torch.jit._recursive import (
     ScriptMethodStub as ScriptMethodStub,
-)
-from torch.jit._recursive import (
     _compile_and_register_class as _compile_and_register_class,
-)
-from torch.jit._recursive import (
     infer_methods_to_compile as infer_methods_to_compile,
-)
-from torch.jit._recursive import (
     wrap_cpp_module as wrap_cpp_module,
 )
 from torch.jit._serialization import validate_map_location as validate_map_location
 from torch.jit._state import (
     _enabled as _enabled,
-)
-from torch.jit._state import (
     _set_jit_function_cache as _set_jit_function_cache,
-)
-from torch.jit._state import (
     _set_jit_overload_cache as _set_jit_overload_cache,
-)
-from torch.jit._state import (
     _try_get_jit_cached_function as _try_get_jit_cached_function,
-)
-from torch.jit._state import (
     _try_get_jit_cached_overloads as _try_get_jit_cached_overloads,
 )
 from torch.jit.frontend import (
     get_default_args as get_default_args,
-)
-from torch.jit.frontend import (
     get_jit_class_def as get_jit_class_def,
-)
-from torch.jit.frontend import (
     get_jit_def as get_jit_def,
 )
 from torch.nn import Module as Module
 from torch.overrides import (
     has_torch_function as has_torch_function,
-)
-from torch.overrides import (
     has_torch_function_unary as has_torch_function_unary,
-)
-from torch.overrides import (
     has_torch_function_variadic as has_torch_function_variadic,
 )
 from torch.package.package_exporter import PackageExporter as PackageExporter

@@ -1,2 +1,3 @@
-from torch.cpu.amp.autocast_mode import autocast as autocast
 from torch.cpu.amp.grad_scaler import GradScaler as GradScaler
+
+from .autocast_mode import autocast as autocast
