@@ -64,6 +64,8 @@ class TypedScriptModule(torch.jit.ScriptModule, Generic[P, R_co], metaclass=_Des
 
         def forward(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
             """Run the model."""
+            ...
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
             """Run the model."""
+            ...
