@@ -4,16 +4,20 @@ A plan that runs in float32 needs float32 weights, and a file needs the reduced 
 would cost half as much memory again, so a constant that only the plan uses is taken out of the
 storable graph, which gets it back, from the plan's own copy and to the bit, when somebody looks at
 that graph or saves it.
+
+Private names used here, present in torch 2.6 to 2.15: the two operators named in ``_PACKERS`` and
+``prim::ConstantMKLDNNTensor``.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 import torch
 
@@ -117,33 +121,25 @@ def _fill(places: Iterable[_Place], tensor: torch.Tensor) -> None:
         place.put(tensor)
 
 
-def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> dict[int, Stored]:
-    """Replace casts of constants to float32 by constants, one constant at a time.
+def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> None:
+    """Replace casts of constants to float32, and what packs their results, by constants.
+
+    One constant is converted at a time, and its old form freed before the next.
 
     Args:
         graphs: the plan's graphs, changed in place.
         storable: the constants of the storable graphs, from which those that only the plan uses
             are taken out; ``None`` leaves the storable graphs alone.
-
-    Returns:
-        What was taken out, by the address of the float32 constant that took its place.
     """
     editors = [Editor(graph) for graph in graphs]
     casts, kept = _find_casts(editors)
-    taken: dict[int, Stored] = {}
-    for key, nodes in casts.items():
-        tensor = constant(nodes[0][1].inputsAt(0)).to(torch.float32)
-        for editor, node in nodes:
-            _replace_by_constant(editor, node, tensor)
+    workspace = _Workspace()
+    for key, places in casts.items():
+        forms = _Forms(constant(places[0][1].inputsAt(0)), workspace)
+        for editor, cast in places:
+            forms.replace(editor, cast)
         if storable is not None and key not in kept:
-            stored = Stored(key[1], _recovery(tensor))
-            storable.take_out(key, stored)
-            taken[tensor.data_ptr()] = stored
-    return taken
-
-
-def _recovery(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: tensor
+            storable.take_out(key, Stored(key[1], forms.recovery()))
 
 
 _Casts: TypeAlias = "dict[Key, list[tuple[Editor, Node]]]"
@@ -165,13 +161,88 @@ def _find_casts(editors: Sequence[Editor]) -> tuple[_Casts, set[Key]]:
     return casts, kept
 
 
-def _replace_by_constant(editor: Editor, node: Node, tensor: torch.Tensor) -> None:
-    source = node.inputsAt(0)
-    value = editor.constant_before(node, tensor)
-    node.output().replaceAllUsesWith(value)
-    node.destroy()
-    if not source.uses():
-        source.node().destroy()
+class _Workspace:
+    """Memory for the plain form of constants that are only packed.
+
+    Allocating and freeing each would leave holes between the packed ones, which the system's
+    allocator cannot fill with the next.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.float32)
+
+    def widen(self, reduced: torch.Tensor) -> torch.Tensor:
+        """The tensor in float32, until the next call."""
+        if self._memory.numel() < reduced.numel():
+            self._memory = torch.empty(reduced.numel(), dtype=torch.float32)
+        return self._memory[: reduced.numel()].view(reduced.shape).copy_(reduced)
+
+
+class _Forms:
+    """The forms in which a plan holds one constant, each made once: plain, and packed."""
+
+    def __init__(self, reduced: torch.Tensor, workspace: _Workspace) -> None:
+        self._reduced = reduced
+        self._workspace = workspace
+        self._plain: torch.Tensor | None = None
+        self._packed: dict[str, torch.Tensor] = {}
+
+    def replace(self, editor: Editor, cast: Node) -> None:
+        """Replace a cast by constants, each user's in the form that it takes."""
+        for use in cast.output().uses():
+            if use.user.kind() in _PACKERS:
+                self._replace_packing(editor, use.user)
+        if cast.output().uses():
+            if self._plain is None:
+                self._plain = self._reduced.to(torch.float32)
+            cast.output().replaceAllUsesWith(editor.constant_before(cast, self._plain))
+        reduced = cast.inputsAt(0)
+        cast.destroy()
+        if not reduced.uses():
+            reduced.node().destroy()
+
+    def _replace_packing(self, editor: Editor, packing: Node) -> None:
+        arguments = [constant(value) for value in list(packing.inputs())[1:]]
+        key = str(arguments)
+        if key not in self._packed:
+            plain = self._workspace.widen(self._reduced)
+            self._packed[key] = _PACKERS[packing.kind()](plain, *arguments)
+        holder = editor.node_before(packing, "prim::ConstantMKLDNNTensor")
+        holder.t_("value", self._packed[key])
+        packing.output().replaceAllUsesWith(holder.output())
+        packing.destroy()
+
+    def recovery(self) -> Callable[[], torch.Tensor]:
+        """A function that returns the constant in float32, from a form that the plan keeps."""
+        if self._plain is not None:
+            plain = self._plain
+            return lambda: plain
+        packed, *_ = self._packed.values()
+        return partial(_unpack, packed, self._reduced.stride())
+
+
+def _pack_linear(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def _pack_convolution(weight: torch.Tensor, *arguments: object) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *arguments)
+    return packed
+
+
+_PACKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
+    "mkldnn::_reorder_linear_weight": _pack_linear,
+    "mkldnn::_reorder_convolution_weight": _pack_convolution,
+}
+
+
+def _unpack(packed: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A packed weight in the layout that it had."""
+    plain = packed.to_dense()
+    if plain.stride() == stride:
+        return plain
+    return torch.empty_strided(plain.shape, stride).copy_(plain)
 
 
 def _tensors(node: Node) -> list[tuple[int | None, torch.Tensor]]:

@@ -12,14 +12,13 @@ for both, and takes its weights through the plain layout where they are not thos
 A packed weight cannot be saved: ``torch.jit.save`` writes such a graph without its weights. It
 lives in the plan's own graph alone.
 
-Private names used here, present in torch 2.6 to 2.15: the operators named in this file, and
-``prim::ConstantMKLDNNTensor``.
+Private names used here, present in torch 2.6 to 2.15: the operators named in this file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +35,7 @@ from amp_script.lowering._graph import (
     nodes_of,
 )
 
-from .constants import Stored
+from .dtypes import cast_dtype
 from .templates import insert
 
 __all__ = ["AS_PACKED", "prepack", "weighted_inputs"]
@@ -53,8 +52,9 @@ _FEWEST_ROWS: Final = 4
 slower packed, 4 rows are faster)."""
 
 _LINEAR = """
-def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], rows: int) -> Tensor:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 """
 
 _CONVOLUTION = """
@@ -62,10 +62,12 @@ def convolution(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], packed_for: List[int], as_packed: bool,
     stride: List[int], padding: List[int], dilation: List[int], groups: int
 ) -> Tensor:
+    packed = torch.ops.mkldnn._reorder_convolution_weight(
+        weight, padding, stride, dilation, groups, packed_for)
     if not as_packed or x.size() != packed_for:
-        weight = weight.to_dense()
+        packed = packed.to_dense()
     return torch.ops.mkldnn._convolution_pointwise(
-        x, weight, bias, padding, stride, dilation, groups, "none", [], "")
+        x, packed, bias, padding, stride, dilation, groups, "none", [], "")
 """
 
 _TRANSPOSED = """
@@ -138,37 +140,25 @@ def weighted_inputs(graph: Graph, changed: Collection[str]) -> set[str]:
     }
 
 
-def prepack(
-    graph: Graph,
-    changed: Collection[str],
-    sizes: Mapping[str, Sequence[int]],
-    taken: Mapping[int, Stored],
-) -> None:
-    """Give layers that run in float32 packed weights.
+def prepack(graph: Graph, changed: Collection[str], sizes: Mapping[str, Sequence[int]]) -> None:
+    """Let layers that run in float32 pack their weights; folding then leaves the packed ones.
 
     Args:
-        graph: a graph after the upcast pass, its casts of constants folded; changed in place. It
-            gets one more input: whether it runs on as many threads as it was packed on.
+        graph: a graph after the upcast pass, changed in place. It gets one more input: whether it
+            runs on as many threads as it was packed on.
         changed: names of the results that the upcast pass computes in float32.
         sizes: sizes of the layers' inputs by name; layers whose input is not in it stay.
-        taken: the constants that were taken out of the storable graphs, by address. They are
-            recovered from the packed weights from now on.
     """
-    _Packer(graph, sizes, taken).run(changed)
+    _Packer(graph, sizes).run(changed)
 
 
 class _Packer:
     """One run of the pass over one graph."""
 
-    def __init__(
-        self, graph: Graph, sizes: Mapping[str, Sequence[int]], taken: Mapping[int, Stored]
-    ) -> None:
+    def __init__(self, graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
         self._editor = Editor(graph)
         self._sizes = sizes
-        self._taken = taken
         self._nodes = nodes_of(graph)
-        self._first = next(graph.nodes())
-        self._packed: dict[object, Value] = {}
         self._as_packed = graph.addInput(AS_PACKED)
         self._as_packed.setType(torch._C.BoolType.get())
 
@@ -193,8 +183,8 @@ class _Packer:
         rows = math.prod(sizes[:-1])
         if rows < _FEWEST_ROWS:
             return
-        packed = self._packed_weight(weight, torch.ops.mkldnn._reorder_linear_weight, rows)
-        self._replace(node, insert(self._editor, node, _LINEAR, x, packed, bias))
+        count = self._editor.constant_before(node, rows)
+        self._replace(node, insert(self._editor, node, _LINEAR, x, weight, bias, count))
 
     def _pack_convolution(self, node: Node, at: _Arguments) -> bool:
         """Give one convolution a oneDNN kernel if there is one; returns whether there is."""
@@ -205,54 +195,19 @@ class _Packer:
             return False
         if not all(_is_list(value) for value in options):
             return False
-        groups = inputs[at.groups]
         if at.is_transposed(inputs):
-            options.append(inputs[at.output_padding or 0])
-            value = insert(self._editor, node, _TRANSPOSED, x, weight, bias, *options, groups)
+            source = _TRANSPOSED
+            rest = [*options, inputs[at.output_padding or 0], inputs[at.groups]]
         else:
-            stride, padding, dilation = (constant(option) for option in options)
-            packed = self._packed_weight(
-                weight,
-                torch.ops.mkldnn._reorder_convolution_weight,
-                *(padding, stride, dilation, constant(groups), list(sizes)),
-            )
+            source = _CONVOLUTION
             size = self._editor.constant_before(node, list(sizes))
-            value = insert(
-                self._editor,
-                node,
-                _CONVOLUTION,
-                x,
-                packed,
-                bias,
-                size,
-                self._as_packed,
-                *options,
-                groups,
-            )
-        self._replace(node, value)
+            rest = [size, self._as_packed, *options, inputs[at.groups]]
+        self._replace(node, insert(self._editor, node, source, x, weight, bias, *rest))
         return True
 
-    def _packed_weight(
-        self, weight: Value, reorder: Callable[..., torch.Tensor], *arguments: object
-    ) -> Value:
-        """The packed form of a constant, made once for each way of packing it."""
-        tensor: torch.Tensor = constant(weight)
-        key = (tensor.data_ptr(), str(arguments))
-        if key not in self._packed:
-            packed = reorder(tensor, *arguments)
-            holder = self._editor.node_before(self._first, "prim::ConstantMKLDNNTensor")
-            holder.t_("value", packed)
-            self._packed[key] = holder.output()
-            if tensor.data_ptr() in self._taken:
-                self._taken[tensor.data_ptr()].recover = _Unpack(packed, tensor.stride())
-        return self._packed[key]
-
     def _replace(self, node: Node, value: Value) -> None:
-        weight = node.inputsAt(1)
         node.output().replaceAllUsesWith(value)
         node.destroy()
-        if not weight.uses():
-            weight.node().destroy()
 
     def _may_take_any_order(self) -> bool:
         """Whether nothing in the graph sees how the memory of a convolution's result is laid out,
@@ -290,25 +245,12 @@ class _Packer:
         return value
 
 
-class _Unpack:
-    """Returns a packed weight in its plain layout again."""
-
-    def __init__(self, packed: torch.Tensor, stride: Sequence[int]) -> None:
-        self._packed = packed
-        self._stride = stride
-
-    def __call__(self) -> torch.Tensor:
-        plain = self._packed.to_dense()
-        if plain.stride() == self._stride:
-            return plain
-        return torch.empty_strided(plain.shape, self._stride).copy_(plain)
-
-
 def _shape(weight: Value) -> torch.Size:
-    """Sizes of a constant float32 weight; none for any other value."""
-    held = constant(weight) if is_constant(weight) else None
-    if isinstance(held, torch.Tensor) and held.dtype is torch.float32:
-        return held.shape
+    """Sizes of a constant that is cast to float32; none for any other value."""
+    cast = weight.node()
+    if cast_dtype(cast) is torch.float32 and is_constant(cast.inputsAt(0)):
+        shape: torch.Size = constant(cast.inputsAt(0)).shape
+        return shape
     return torch.Size()
 
 

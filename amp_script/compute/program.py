@@ -56,12 +56,12 @@ class Program:
         self.changed = sum(map(len, changed.values()))
         self._stored = StoredConstants(stored.values())
         self._threads = torch.get_num_threads()
-        taken = fold_casts(list(graphs.values()), self._stored)
         if plan.name == "packed" and changed.get("forward"):
             forward = graphs["forward"]
             names = weighted_inputs(forward, changed["forward"])
             sizes = sizes_on_examples(forward, cpp_module, inputs, names)
-            prepack(forward, changed["forward"], sizes, taken)
+            prepack(forward, changed["forward"], sizes)
+        fold_casts(list(graphs.values()), self._stored)
         self._functions = {name: _Function(name, graph) for name, graph in graphs.items()}
 
     def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:

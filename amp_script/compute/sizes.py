@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from amp_script.lowering._graph import Editor, Graph, Value
+from amp_script.lowering._graph import Editor, Graph, Value, constant, is_constant, nodes_of
 from amp_script.metadata import InputSpec
 
-from .dtypes import input_name
+from .dtypes import cast_dtype, input_name
 from .templates import insert
 
 __all__ = ["sizes_on_examples"]
@@ -50,6 +50,7 @@ def sizes_on_examples(
     pairs = zip(_results(graph), _results(probe), strict=True)
     found = {of.debugName(): value for of, value in pairs if of.debugName() in names}
     _return_sizes(probe, list(found.values()))
+    arguments += _take_weights_as_inputs(probe)
     function = torch._C._create_function_from_graph("sizes", probe)
     try:
         with torch.no_grad():
@@ -61,6 +62,21 @@ def sizes_on_examples(
 
 def _results(graph: Graph) -> list[Value]:
     return [value for node in graph.nodes() for value in node.outputs()]
+
+
+def _take_weights_as_inputs(graph: Graph) -> list[torch.Tensor]:
+    """Make inputs of the constants that are cast to float32; returns zeros to pass for them.
+
+    Sizes do not depend on weights, so all of them share the memory of the largest.
+    """
+    shapes: list[torch.Size] = []
+    for node in nodes_of(graph):
+        if cast_dtype(node) is torch.float32 and is_constant(node.inputsAt(0)):
+            shapes.append(constant(node.inputsAt(0)).shape)
+            node.output().replaceAllUsesWith(graph.addInput())
+            node.destroy()
+    memory = torch.zeros(max((shape.numel() for shape in shapes), default=0))
+    return [memory[: shape.numel()].view(shape) for shape in shapes]
 
 
 def _return_sizes(graph: Graph, values: Sequence[Value]) -> None:
