@@ -6,13 +6,15 @@ beside it that take the module as their first argument, so that there is one set
 nothing to keep in step.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C.CompilationUnit``,
-``torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``.
+``torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``,
+and ``torch._C._autograd._top_saved_tensors_default_hooks``, which older versions lack.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
@@ -149,7 +151,7 @@ class Program:
         torch._C._set_graph_executor_optimize(False)
         depth = python_calls.depth()
         try:
-            with shield():
+            with shield(), _raising_what_hooks_raise():
                 return run(*args, **kwargs)
         finally:
             python_calls.leave_to(depth)
@@ -175,6 +177,38 @@ class Program:
 
 originals = Library()
 """The programs that are compiled in this process."""
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+@contextmanager
+def _raising_what_hooks_raise() -> Iterator[None]:
+    """Let through what hooks on saved tensors raise, in the place of TorchScript's error about it.
+
+    Checkpointing stops a recomputation that has gone far enough by an exception in such a hook.
+    """
+    hooks = _top_hooks and _top_hooks(True)
+    if hooks is None:
+        yield
+        return
+    pack, unpack = hooks
+    raised: list[BaseException] = []
+
+    def watched_pack(tensor: torch.Tensor) -> Any:
+        try:
+            return pack(tensor)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(watched_pack, unpack):
+            yield
+    except RuntimeError:
+        if raised:
+            raise raised[0] from None
+        raise
 
 
 def _caller(compiled: Compiled) -> Callable[..., Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .compilation import compile_function, compile_module
+from .errors import LoweringError
 from .jit_state import DeviceState
 from .programs import Library, Program, originals
 
@@ -75,6 +77,24 @@ class LoweredModule(torch.jit.RecursiveScriptModule):
                 found = self.__dict__[name] = LoweredMethod(found, program)
         return found
 
+    def save(self, f: Any, **kwargs: Any) -> None:
+        """Write the program for calls outside every region to a file, as a ScriptModule's does.
+
+        Raises:
+            LoweringError: the program takes gradients inside a region.
+        """
+        with _explaining():
+            super().save(f, **kwargs)
+
+    def save_to_buffer(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what :meth:`save` writes.
+
+        Raises:
+            LoweringError: the program takes gradients inside a region.
+        """
+        with _explaining():
+            return super().save_to_buffer(*args, **kwargs)
+
     def __copy__(self) -> LoweredModule:
         """A module that shares parameters and buffers with this one."""
         return _adopt(super().__copy__(), self)
@@ -85,6 +105,22 @@ class LoweredModule(torch.jit.RecursiveScriptModule):
 
     def _replicate_for_data_parallel(self) -> LoweredModule:
         return _adopt(super()._replicate_for_data_parallel(), self)
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Say why a program cannot be saved if it is because of what lowering put into it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Could not export Python function call '_enter'" not in str(error):
+            raise
+        raise LoweringError(
+            "torch.autograd.grad",
+            "what it runs inside an autocast region is cast by eager autocast, which a saved "
+            "program does not have",
+            advice="take the gradients after the region, or do not save the program",
+        ) from error
 
 
 def script(obj: Any) -> Any:

@@ -51,6 +51,8 @@ def _changes(schema: str, active: Sequence[str]) -> bool:
         return False
     if parsed.name in QUERIES or parsed.name == "aten::addmm":
         return True
+    if parsed.name in _KINDS and active:
+        return True
     composite = decomposition(schema.partition("(")[0])
     return any(
         rule_of(device_type, schema) is not None
@@ -106,4 +108,6 @@ _KINDS: dict[str, Callable[[Editor, Site, Functions], None]] = {
     "prim::CallFunction": _redirect,
     "prim::fork": _lower_fork,
     "prim::PythonOp": _enter_state,
+    "aten::grad": _enter_state,
+    "aten::backward": _enter_state,
 }

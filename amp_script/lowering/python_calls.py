@@ -1,9 +1,10 @@
-"""Calls of Python from a program: ignored functions and autograd functions.
+"""Calls of what eager autocast itself must cast: Python, and the autograd engine.
 
-What Python runs is cast by eager autocast itself, in the state of the place it is called from. A
-lowered program runs shielded, so each such call is put between two of ours that enter that state
-in the calling thread and leave it. Programs that call Python cannot be saved, so that this needs no
-place in files.
+A lowered program runs shielded from autocast. Ignored functions and autograd functions run Python,
+and ``torch.autograd.grad`` inside a region runs derivatives, which autocast casts like everything
+else. So each is put between two calls of ours that enter the state of the place in the calling
+thread, and leave it. These two are Python. A program that calls Python cannot be saved anyway; one
+that takes gradients inside a region cannot either, and can if it takes them after the region.
 """
 
 from __future__ import annotations
@@ -97,11 +98,11 @@ def _call_leave() -> Graph:
 
 
 def enter_state_around(editor: Editor, site: Site) -> None:
-    """Put a call of Python between two that enter and leave the state it is in.
+    """Put a node between two calls that enter and leave the state it is in, if autocast is on.
 
     Args:
         editor: of the graph.
-        site: a ``prim::PythonOp`` and its state.
+        site: the node and its state.
     """
     node, state = site.node, site.state
     if not state.active():
