@@ -17,6 +17,7 @@ from . import (
     padding,
     pointwise,
     recurrent,
+    sparse,
     statistics,
     transformer,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "padding",
     "pointwise",
     "recurrent",
+    "sparse",
     "statistics",
     "transformer",
 ]

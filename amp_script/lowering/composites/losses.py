@@ -1,4 +1,4 @@
-"""Losses: ``cross_entropy_loss``, ``nll_loss_nd``."""
+"""Losses: ``cross_entropy_loss``, ``nll_loss_nd``, ``soft_margin_loss`` into a given tensor."""
 
 from __future__ import annotations
 
@@ -108,3 +108,13 @@ def _cross_entropy_loss(
     return torch.ops.aten.nll_loss_nd(
         torch.log_softmax(self, dim, dtype=self.dtype), target, weight, reduction, ignore_index
     )
+
+
+@decomposes("aten::soft_margin_loss.out")
+def _soft_margin_loss_out(self: Tensor, target: Tensor, reduction: int, out: Tensor) -> Tensor:
+    torch.neg(self, out=out).mul_(target).exp_().log1p_()
+    if reduction != 0:
+        reduced = out.mean() if reduction == 1 else out.sum()
+        out.resize_([])
+        out.copy_(reduced)
+    return out

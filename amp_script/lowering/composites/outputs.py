@@ -32,9 +32,12 @@ _WRITING = {
     _SAME_DTYPE: (
         "_convolution.out",
         "binary_cross_entropy_with_logits.out",
+        "conv_tbc.out",
         "convolution.out",
         "dist.out",
         "dot.out",
+        "grid_sampler_2d.out",
+        "grid_sampler_3d.out",
         "linalg_matrix_norm.out",
         "linalg_matrix_norm.str_ord_out",
         "linalg_norm.ord_str_out",
@@ -46,6 +49,8 @@ _WRITING = {
         "sum.out",
         "tensordot.out",
         "trace.out",
+        "upsample_bilinear2d.vec_out",
+        "upsample_nearest2d.vec_out",
     ),
     _ANY_DTYPE: (
         "cholesky.out",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Union
+from typing import TYPE_CHECKING, TypeAlias, Union
 
-# TorchScript knows its `Scalar` type by exactly this union, and not in the `|` notation.
-Number = Union[int, float, complex]  # noqa: UP007
+if TYPE_CHECKING:
+    Number: TypeAlias = float
+    """TorchScript's ``Scalar``; no operator here takes a complex one."""
+else:
+    # TorchScript knows its `Scalar` type by exactly this union, and not in the `|` notation.
+    Number = Union[int, float, complex]  # noqa: UP007
