@@ -47,6 +47,8 @@ _ARGUMENT_DTYPES: Sequence[tuple[torch.dtype, ...]] = (
     (torch.bfloat16, torch.float32),
     (torch.float32, torch.float16),
     (torch.float16, torch.float64),
+    (torch.float8_e4m3fn, torch.float32),
+    (torch.complex64, torch.float32),
 )
 """Dtypes of an operator's floating-point arguments, dealt out to them in turn."""
 
