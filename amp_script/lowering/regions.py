@@ -274,7 +274,7 @@ class _Walk:
             raise LoweringError(
                 "autocast",
                 "a region object is changed after it was made",
-                source=source_of(node),
+                source=source_of(made_by),
                 advice="make a second region with the other arguments",
             )
         fields = self._fields.setdefault(made_by, {})
@@ -289,6 +289,7 @@ class _Walk:
 
     def _put_tuple(self, region: Value, node: Node, fields: Sequence[Value]) -> None:
         made = self._editor.node_before(node, "prim::TupleConstruct", *fields)
+        made.copyMetadata(region.node())
         made.output().setType(_region_tuple())
         region.replaceAllUsesAfterNodeWith(node, made.output())
 
@@ -376,7 +377,7 @@ class _Walk:
         if state.cache is None:
             state = replace(state, cache=editor.cast_cache_before(node))
         if is_constant(device):
-            name = _device_type(constant(device), state, node)
+            name = _device_type(constant(device), state, region.node())
             return state.with_device(name, self._region(node, name, dtype, enabled))
         for name, outside in state.devices.items():
             if not supported_codes(name):
@@ -402,13 +403,14 @@ class _Walk:
 
     def _region(self, node: Node, name: str, dtype: Value, enabled: Value) -> DeviceRegion:
         """A region's own state: a dtype that the device does not support disables it."""
+        region = node.inputsAt(0).node()
         supported = supported_codes(name)
         code: int | Value = constant(dtype) if is_constant(dtype) else dtype
         if is_constant(enabled) and not constant(enabled):
             return DeviceRegion(OFF, code)
         if isinstance(code, int) and is_constant(enabled):
             if code not in supported:
-                warnings.warn(_unsupported(name, supported, node), stacklevel=2)
+                warnings.warn(_unsupported(name, supported, region), stacklevel=2)
                 code = OFF
             return DeviceRegion(code, constant(dtype))
         editor = self._editor
@@ -418,7 +420,7 @@ class _Walk:
             enabled,
             dtype,
             editor.constant_before(node, list(supported)),
-            editor.constant_before(node, _unsupported(name, supported, node)),
+            editor.constant_before(node, _unsupported(name, supported, region)),
         )
         return DeviceRegion(target, code)
 
