@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -20,7 +21,10 @@ from amp_script.structure import (
     unflatten,
 )
 
-__all__ = ["Call"]
+Inputs: TypeAlias = "torch.Tensor | Sequence[object] | Mapping[str, object]"
+"""A tensor, positional arguments, or keyword arguments; each argument may be nested."""
+
+__all__ = ["Call", "Inputs"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Call:
 
     @classmethod
     def bind(
-        cls, model: object, inputs: object, kwargs: Mapping[str, object] | None = None
+        cls, model: object, inputs: Inputs, kwargs: Mapping[str, object] | None = None
     ) -> Call:
         """Bind inputs to a model's argument names.
 

@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import torch
-from torch import nn
+from typing_extensions import ParamSpec
 
 from amp_script.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
-from amp_script.calls import Call
+from amp_script.calls import Call, Inputs
 from amp_script.compute import Compute
 from amp_script.constants import attach_weights, own_constants
 from amp_script.errors import (
@@ -45,10 +45,21 @@ from amp_script.regions import Region, border_dtype
 from amp_script.specialise import specialise
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.trace_session import HeldFast, depends_on_data, trace_session
+from amp_script.typing import HasForward, TypedScriptModule
 from amp_script.untouched import modules_of, seeded, tensors_of, untouched
 from amp_script.verification import VerificationReport, expect, judge
 
-__all__ = ["trace_and_freeze"]
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class TypedFrozenModule(TypedScriptModule[P, R_co], FrozenModule):
+        """A :class:`FrozenModule` whose call takes ``P`` and returns ``R_co``."""
+
+
+__all__ = ["Inputs", "trace_and_freeze"]
 
 _C: Any = torch._C  # torch's stubs lack most passes
 
@@ -56,9 +67,10 @@ _WITHOUT_GRAD: Final = "recorded_without_grad_"
 _WITH_GRAD: Final = "recorded_with_grad_"
 
 
+@overload
 def trace_and_freeze(
-    model: nn.Module | Callable[..., object],
-    example_inputs: object,
+    model: HasForward[P, R],
+    example_inputs: Inputs,
     *,
     example_kwargs: Mapping[str, object] | None = None,
     device_type: str = "cpu",
@@ -68,13 +80,49 @@ def trace_and_freeze(
     input_dtype: torch.dtype | None = None,
     output_dtype: torch.dtype | None = None,
     preserved_attrs: Sequence[str] = (),
-    check_inputs: Iterable[object] = (),
+    check_inputs: Iterable[Inputs] = (),
+    verify: bool = True,
+) -> TypedFrozenModule[P, R]: ...
+
+
+@overload
+def trace_and_freeze(
+    model: Callable[P, R],
+    example_inputs: Inputs,
+    *,
+    example_kwargs: Mapping[str, object] | None = None,
+    device_type: str = "cpu",
+    dtype: torch.dtype | None = None,
+    compute: Compute = "auto",
+    fold_batch_norm: bool = True,
+    input_dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype | None = None,
+    preserved_attrs: Sequence[str] = (),
+    check_inputs: Iterable[Inputs] = (),
+    verify: bool = True,
+) -> TypedFrozenModule[P, R]: ...
+
+
+def trace_and_freeze(
+    model: object,
+    example_inputs: Inputs,
+    *,
+    example_kwargs: Mapping[str, object] | None = None,
+    device_type: str = "cpu",
+    dtype: torch.dtype | None = None,
+    compute: Compute = "auto",
+    fold_batch_norm: bool = True,
+    input_dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype | None = None,
+    preserved_attrs: Sequence[str] = (),
+    check_inputs: Iterable[Inputs] = (),
     verify: bool = True,
 ) -> FrozenModule:
     """Trace a model under autocast and freeze it.
 
-    The program takes what the model takes, by the same names, and returns what it returns; a
-    dataclass or a ``transformers`` model output is returned as a dictionary. Arguments that are no
+    The program takes what the model takes, by the same names, and returns what it returns, but
+    that a dataclass or a ``transformers`` model output is returned as a dictionary (which the type
+    of the result does not say). Arguments that are no
     tensors are held fast: they keep their place in the signature, and another value is an error at
     call time. Each tensor is taken to be one of its own, even if the example passes one twice.
 
@@ -98,6 +146,9 @@ def trace_and_freeze(
         check_inputs: more inputs, in other sizes, on which the program must do as the model does.
         verify: compare the program with eager autocast on the example.
 
+    Returns:
+        A :class:`amp_script.frozen.FrozenModule`.
+
     Raises:
         TracingError: the model or an input cannot be traced exactly; says what to change.
         StructureError: an input or output is no structure of tensors.
@@ -107,6 +158,10 @@ def trace_and_freeze(
         TracingWarning: the model's Python code computed with the example's values, or with its
             sizes and no ``check_inputs`` have others; shows the lines.
     """
+    if not callable(model):
+        raise TracingError(
+            f"the model is a {type(model).__name__}: expected a module or a function"
+        )
     region = Region.resolve(device_type, dtype)
     call = Call.bind(model, example_inputs, example_kwargs)
     held = {name: part for name, part in (example_kwargs or {}).items() if _is_constant(part)}
@@ -164,7 +219,7 @@ class _Recording:
 class _Freezing:
     """One call of :func:`trace_and_freeze`: what was asked for, and the steps to it."""
 
-    model: nn.Module | Callable[..., object]
+    model: Callable[..., object]
     region: Region
     border: Mapping[str, torch.dtype]
     output_dtype: torch.dtype | None

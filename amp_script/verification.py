@@ -10,18 +10,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import torch
+from torch import nn
 
-from amp_script.calls import Call
+from amp_script.calls import Call, Inputs
 from amp_script.errors import VerificationError
 from amp_script.frozen import FrozenModule
 from amp_script.jit_state import jit_autocast_pass, shield
+from amp_script.metadata import Metadata
 from amp_script.regions import Region, border_dtype
 from amp_script.script_calls import lowered_script_calls
-from amp_script.structure import Structure, flatten, from_script, named_leaves
+from amp_script.scripting import LoweredFunction, LoweredModule
+from amp_script.structure import Structure, flatten, named_leaves
 from amp_script.untouched import modules_of, seeded, untouched
 
 __all__ = [
@@ -148,26 +152,29 @@ class VerificationReport:
 
 
 def verify(
-    module: FrozenModule,
+    module: Callable[..., object],
     reference: Callable[..., object],
-    inputs: object,
+    inputs: Inputs,
     *,
     kwargs: Mapping[str, object] | None = None,
+    device_type: str | None = None,
     dtype: torch.dtype | None = None,
     output_dtype: torch.dtype | None = None,
     exact: bool = False,
 ) -> VerificationReport:
-    """Compare a frozen program with the model that it was made from.
+    """Compare a program with the model that it was made from.
 
     An output passes if its bits are eager autocast's or, unless ``exact``, if its distance to
     float32 is at most 1.05 times eager autocast's.
 
     Args:
-        module: what ``trace_and_freeze`` or ``load`` returned.
+        module: what ``trace_and_freeze``, ``load`` or ``script`` returned, or another ScriptModule.
+            What ``script`` returned follows the region; the others run outside of it.
         reference: the model in evaluation mode, or the function.
         inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         kwargs: keyword arguments beside positional ones.
-        dtype: the region's dtype, where the module's metadata names none.
+        device_type: device type of the region; a frozen module's own, or ``"cpu"``, where None.
+        dtype: dtype of the region; a frozen module's own, or the device's default, where None.
         output_dtype: dtype of floating-point outputs that the program was asked for.
         exact: accept equal bits alone.
 
@@ -175,9 +182,12 @@ def verify(
         VerificationError: an output does not pass; holds the report.
         TracingError: the inputs do not fit the reference.
     """
-    region = Region.resolve(module.metadata.device, dtype or module.metadata.dtype)
+    metadata = (
+        module.metadata if isinstance(module, FrozenModule) else Metadata("scripted", None, "cpu")
+    )
+    region = Region.resolve(device_type or metadata.device, dtype or metadata.dtype)
     call = Call.bind(reference, inputs, kwargs)
-    at_border = call.at_border({spec.name: spec.dtype for spec in module.metadata.inputs})
+    at_border = call.at_border({spec.name: spec.dtype for spec in metadata.inputs})
     with torch.no_grad(), jit_autocast_pass(False), shield():
         expectation = expect(reference, call.rounded_by(at_border), region)
         return judge(module, at_border, expectation, output_dtype=output_dtype, exact=exact)
@@ -246,7 +256,7 @@ def expect(reference: Callable[..., object], call: Call, region: Region) -> Expe
 
 
 def judge(
-    program: FrozenModule,
+    program: Callable[..., object],
     call: Call,
     expectation: Expectation,
     *,
@@ -257,7 +267,7 @@ def judge(
     """Run a program and compare it with what was expected of it.
 
     Args:
-        program: the frozen program; a state that it keeps is as before afterwards.
+        program: the program; a state that it keeps is as before afterwards.
         call: its inputs, in the dtypes of its border.
         expectation: what the reference gives.
         output_dtype: dtype of floating-point outputs that the program was asked for.
@@ -267,8 +277,10 @@ def judge(
     Raises:
         VerificationError: an output does not pass; holds the report.
     """
-    copied = copy.deepcopy(program)
-    runs = [_outputs(from_script(_run(copied, call, expectation.region))) for _ in range(RUNS)]
+    own_state = copy.deepcopy(program) if isinstance(program, nn.Module) else program
+    follows = isinstance(program, (LoweredModule, LoweredFunction))
+    with expectation.region.enter() if follows else nullcontext():
+        runs = [_outputs(_run(own_state, call, expectation.region)) for _ in range(RUNS)]
     reports = tuple(
         _report(path, runs, expectation, output_dtype=output_dtype, exact=exact) for path in runs[0]
     )
