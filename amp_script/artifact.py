@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.jit._recursive import wrap_cpp_module
 
-from amp_script.compute import Compute
+from amp_script.compatibility import oldest_libtorch
+from amp_script.compute import Compute, CppModule
 from amp_script.errors import ArtifactError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import EXTRA_FILE, Metadata
 
-__all__ = ["load", "save"]
+__all__ = ["load", "read_metadata", "save"]
 
 
 def save(
@@ -53,11 +57,21 @@ def save(
     if isinstance(module, FrozenModule):
         module = module if compute is None else module.baked(compute)
     elif compute is None:
-        extra_files[EXTRA_FILE] = Metadata("scripted", dtype=None, device="cpu").to_json()
+        extra_files[EXTRA_FILE] = _metadata_of_scripted(module).to_json()
     else:
         raise ValueError(f"compute={compute!r} is for frozen modules, not {type(module).__name__}")
     with _replacing(path) as temporary:
-        module.save(str(temporary), _extra_files=extra_files)
+        try:
+            module.save(str(temporary), _extra_files=extra_files)
+        except RuntimeError as error:
+            raise ArtifactError(str(path), f"cannot be written: {_first_line(error)}") from error
+
+
+def _metadata_of_scripted(module: torch.jit.ScriptModule) -> Metadata:
+    """What is known about a program with parameters; its inputs may have any dtype and size."""
+    device = next((parameter.device.type for parameter in module.parameters()), "cpu")
+    graphs = [module._c._get_method(name).inlined_graph for name in module._c._method_names()]
+    return Metadata("scripted", None, device, oldest_libtorch=oldest_libtorch(graphs))
 
 
 def load(
@@ -72,7 +86,8 @@ def load(
         path: the file.
         compute: plan to run it with; ``"auto"`` takes the one that suits this machine. A file with
             a plan baked in has no other.
-        map_location: device to put the constants on.
+        map_location: device to put the constants on. A device that the program itself names, such
+            as that of tensors it creates, stays the one it was traced with.
 
     Returns:
         A :class:`FrozenModule` for a frozen program, else a plain ScriptModule.
@@ -83,19 +98,24 @@ def load(
     """
     path = Path(path)
     metadata = read_metadata(path)
-    device = torch.device(map_location) if map_location is not None else None
-    unit = torch._C.CompilationUnit()
+    _require_undamaged(path)
+    device = None if map_location is None else torch.device(map_location)
+    module: torch.jit.ScriptModule = wrap_cpp_module(_import(path, device))  # type: ignore[no-untyped-call]
+    if metadata.kind == "scripted":
+        return module
+    if device is not None:
+        metadata = metadata.on_device(device.type)
+    return FrozenModule.wrap(module, metadata, compute=compute)
+
+
+def _import(path: Path, device: torch.device | None) -> CppModule:
+    torch_c: Any = torch._C
     try:
-        # The last argument is missing from torch's stub: whether to restore traced shapes.
-        cpp_module = torch._C.import_ir_module(unit, str(path), device, {}, False)  # type: ignore[call-arg]
-    except RuntimeError as error:
-        raise ArtifactError(str(path), f"damaged: {_first_line(error)}") from error
-    module: torch.jit.ScriptModule = wrap_cpp_module(cpp_module)  # type: ignore[no-untyped-call]
-    return (
-        FrozenModule.wrap(module, metadata, compute=compute)
-        if metadata.kind == "frozen"
-        else module
-    )
+        return torch_c.import_ir_module(torch_c.CompilationUnit(), str(path), device, {}, False)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ArtifactError(str(path), f"cannot be loaded: {_first_line(error)}") from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:
@@ -105,22 +125,55 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ArtifactError(str(path), "a folder, not a file" if path.is_dir() else "no such file")
+    with _archive(path) as archive:
+        members = {name.partition("/")[2]: name for name in archive.namelist()}
+        if "constants.pkl" not in members:
+            raise ArtifactError(str(path), "a zip archive, but no TorchScript program")
+        if f"extra/{EXTRA_FILE}" not in members:
+            raise ArtifactError(
+                str(path),
+                "a TorchScript program, but not written by amp-script: it has no metadata",
+                "Load it with torch.jit.load, or make it a mixed-precision one with "
+                "amp_script.lower",
+            )
+        text = archive.read(members[f"extra/{EXTRA_FILE}"])
     try:
-        reader = torch._C.PyTorchFileReader(str(path))
-    except RuntimeError as error:
-        raise ArtifactError(str(path), f"no TorchScript archive: {_first_line(error)}") from error
-    if f"extra/{EXTRA_FILE}" not in reader.get_all_records():
-        raise ArtifactError(
-            str(path),
-            "not written by amp-script: it has no metadata",
-            "Load it with torch.jit.load, or make it a mixed-precision one with amp_script.lower",
-        )
-    try:
-        return Metadata.from_json(reader.get_record(f"extra/{EXTRA_FILE}").decode())
+        return Metadata.from_json(text.decode())
     except ValueError as error:
         raise ArtifactError(str(path), f"unreadable metadata: {error}") from error
+
+
+def _require_undamaged(path: Path) -> None:
+    """Compare every part of an archive with its checksum, which TorchScript's reader does not."""
+    with _archive(path) as archive:
+        broken = archive.testzip()
+    if broken is not None:
+        raise ArtifactError(str(path), f"damaged: {broken} is not what was written")
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a file as the zip archive that a TorchScript file is; what fails is the file's fault."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except ArtifactError:
+        raise
+    except FileNotFoundError:
+        raise ArtifactError(str(path), "no such file") from None
+    except IsADirectoryError:
+        raise ArtifactError(str(path), "a folder, not a file") from None
+    except OSError as error:
+        raise ArtifactError(str(path), f"cannot be read: {error.strerror or error}") from error
+    except zipfile.BadZipFile as error:
+        reason = "no TorchScript archive, or cut short" if path.stat().st_size else "empty"
+        raise ArtifactError(str(path), f"{reason} ({error})") from error
+    except _UNREADABLE as error:
+        raise ArtifactError(str(path), f"damaged: {_first_line(error)}") from error
+
+
+_UNREADABLE = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
+"""What else zipfile raises on damaged archives."""
 
 
 @contextlib.contextmanager
@@ -152,4 +205,4 @@ def _flush(path: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

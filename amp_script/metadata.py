@@ -106,6 +106,14 @@ class Metadata:
     torch_version: str = torch.__version__
     schema_version: int = SCHEMA_VERSION
 
+    def on_device(self, device_type: str) -> Metadata:
+        """The same for a program that was moved, its inputs with it."""
+        moved = (
+            spec if spec.device is None else dataclasses.replace(spec, device=device_type)
+            for spec in self.inputs
+        )
+        return dataclasses.replace(self, device=device_type, inputs=tuple(moved))
+
     def to_json(self) -> str:
         """The metadata as a JSON object, keys in the order of the fields."""
         return json.dumps(_plain(self), indent=1, allow_nan=False)

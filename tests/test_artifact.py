@@ -1,0 +1,363 @@
+"""Saved files: what they hold, who reads them, and what happens to those that are broken."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from amp_script import load, save, trace_and_freeze
+from amp_script.artifact import read_metadata
+from amp_script.errors import ArtifactError
+from amp_script.frozen import FrozenModule
+from amp_script.metadata import EXTRA_FILE, SCHEMA_VERSION, Metadata
+
+INPUT = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+def freeze(compute: Any = "native") -> FrozenModule:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 256)).eval()
+    return trace_and_freeze(model, (INPUT,), compute=compute, verify=False)
+
+
+class CallsPython(nn.Module):
+    # Unannotated, because TorchScript does not resolve annotations of ignored methods here.
+    @torch.jit.ignore
+    def python(self, x):
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.python(x)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artifact") / "model.pt"
+    save(freeze(), path)
+    return path
+
+
+# --- what a file holds ----------------------------------------------------------------------------
+
+
+def test_torch_reads_what_was_saved(artifact: Path) -> None:
+    assert torch.equal(torch.jit.load(artifact)(INPUT), freeze()(INPUT))
+
+
+def test_load_gives_back_the_program_and_its_metadata(artifact: Path) -> None:
+    loaded = load(artifact, compute="native")
+    assert isinstance(loaded, FrozenModule)
+    assert torch.equal(loaded(INPUT), freeze()(INPUT))
+    metadata = read_metadata(artifact)
+    assert loaded.metadata == metadata
+    assert dataclasses.replace(metadata, oldest_libtorch=None, lite_interpreter=None) == (
+        freeze().metadata
+    )
+    assert metadata.lite_interpreter is True
+    assert metadata.torch_version == torch.__version__
+
+
+def test_the_archive_has_the_files_own_name_and_usual_rights(artifact: Path) -> None:
+    names = zipfile.ZipFile(artifact).namelist()
+    assert {name.partition("/")[0] for name in names} == {"model"}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert artifact.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("compute", ["native", "upcast", "packed"])
+def test_whatever_plan_runs_the_same_weights_are_saved(compute: Any, tmp_path: Path) -> None:
+    frozen = freeze(compute)
+    assert frozen.compute == compute
+    before = frozen(INPUT)
+    for name in ("one.pt", "two.pt"):
+        save(frozen, tmp_path / name)
+        assert torch.equal(torch.jit.load(tmp_path / name)(INPUT), freeze()(INPUT))
+    assert torch.equal(frozen(INPUT), before)
+    again = load(tmp_path / "two.pt", compute=compute)
+    assert torch.equal(again(INPUT), before)
+
+
+def test_weights_are_stored_once_in_the_reduced_dtype(artifact: Path) -> None:
+    stored = sum(item.file_size for item in zipfile.ZipFile(artifact).infolist())
+    weights = 2 * (8 * 300 + 300 + 300 * 256 + 256)
+    assert weights <= stored < 1.2 * weights
+
+
+def test_a_baked_plan_gives_its_bits_everywhere(tmp_path: Path, artifact: Path) -> None:
+    path = tmp_path / "baked.pt"
+    save(freeze(), path, compute="upcast")
+    expected = load(artifact, compute="upcast")(INPUT)
+    assert torch.equal(torch.jit.load(path)(INPUT), expected)
+    for compute in ("auto", "upcast"):
+        loaded = load(path, compute=compute)
+        assert loaded.compute == "upcast"
+        assert torch.equal(loaded(INPUT), expected)
+    metadata = read_metadata(path)
+    assert metadata.compute == "upcast"
+    assert metadata.verification is None
+    assert expected.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("compute", ["native", "packed"])
+def test_a_baked_plan_cannot_be_taken_out(compute: Any, tmp_path: Path) -> None:
+    path = tmp_path / "baked.pt"
+    save(freeze(), path, compute="upcast")
+    with pytest.raises(ValueError, match="has the plan 'upcast' baked in"):
+        load(path, compute=compute)
+    with pytest.raises(ValueError, match="cannot be stored with"):
+        save(load(path), path, compute=compute)
+
+
+def test_a_packed_plan_is_never_stored(tmp_path: Path) -> None:
+    unknown: Any = "packed"
+    with pytest.raises(ValueError, match="cannot be stored with compute='packed'"):
+        save(freeze("packed"), tmp_path / "model.pt", compute=unknown)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scripted_module_is_saved_with_what_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "scripted.pt"
+    save(torch.jit.script(nn.Linear(8, 4)), path)
+    loaded = load(path)
+    assert not isinstance(loaded, FrozenModule)
+    assert loaded(INPUT).shape == (4, 4)
+    assert read_metadata(path).kind == "scripted"
+    with pytest.raises(ValueError, match="is for frozen modules"):
+        save(torch.jit.script(nn.Linear(8, 4)), path, compute="upcast")
+
+
+def test_map_location_says_where_inputs_are_expected(artifact: Path) -> None:
+    assert torch.equal(load(artifact, compute="native", map_location="cpu")(INPUT), freeze()(INPUT))
+    moved = read_metadata(artifact).on_device("cuda")
+    assert moved.device == "cuda"
+    assert [spec.device for spec in moved.inputs] == ["cuda"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that lacks the device")
+def test_a_device_that_is_not_here_is_named(artifact: Path) -> None:
+    with pytest.raises(ArtifactError, match="cannot be loaded"):
+        load(artifact, map_location="cuda")
+
+
+# --- files that cannot be read --------------------------------------------------------------------
+
+
+def rewrite(source: Path, target: Path, change: Callable[[str, bytes], bytes | None]) -> None:
+    """Copy an archive, each member changed, or left out where ``change`` returns None."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for item in old.infolist():
+            content = change(item.filename, old.read(item))
+            if content is not None:
+                new.writestr(item.filename, content)
+
+
+def _missing(path: Path, artifact: Path) -> None:
+    del path, artifact
+
+
+def _folder(path: Path, artifact: Path) -> None:
+    del artifact
+    path.mkdir()
+
+
+def _empty(path: Path, artifact: Path) -> None:
+    del artifact
+    path.touch()
+
+
+def _text(path: Path, artifact: Path) -> None:
+    del artifact
+    path.write_text("not an archive " * 100)
+
+
+def _checkpoint(path: Path, artifact: Path) -> None:
+    del artifact
+    torch.save({"weight": torch.zeros(3)}, path)
+
+
+def _other_zip(path: Path, artifact: Path) -> None:
+    del artifact
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("hello.txt", "hello")
+
+
+def _plain_torchscript(path: Path, artifact: Path) -> None:
+    del artifact
+    torch.jit.script(nn.Linear(2, 2)).save(str(path))
+
+
+def _cut_short(path: Path, artifact: Path) -> None:
+    content = artifact.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _flipped_weight(path: Path, artifact: Path) -> None:
+    content = bytearray(artifact.read_bytes())
+    with zipfile.ZipFile(artifact) as archive:
+        biggest = max(archive.infolist(), key=lambda item: item.file_size)
+    content[biggest.header_offset + biggest.file_size // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _newer_schema(path: Path, artifact: Path) -> None:
+    version = f'"schema_version": {SCHEMA_VERSION}'.encode()
+    newer = f'"schema_version": {SCHEMA_VERSION + 1}'.encode()
+    rewrite(artifact, path, lambda name, content: content.replace(version, newer))
+
+
+def _metadata_no_json(path: Path, artifact: Path) -> None:
+    rewrite(
+        artifact,
+        path,
+        lambda name, content: b"\xff\xfe" if name.endswith(EXTRA_FILE) else content,
+    )
+
+
+def _without_code(path: Path, artifact: Path) -> None:
+    rewrite(artifact, path, lambda name, content: None if "/code/" in name else content)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (_missing, "no such file"),
+        (_folder, "a folder, not a file"),
+        (_empty, "empty"),
+        (_text, "no TorchScript archive, or cut short"),
+        (_checkpoint, "a zip archive, but no TorchScript program"),
+        (_other_zip, "a zip archive, but no TorchScript program"),
+        (_plain_torchscript, "not written by amp-script: it has no metadata.*torch.jit.load"),
+        (_cut_short, "no TorchScript archive, or cut short"),
+        (_flipped_weight, "damaged: model/constants/"),
+        (_newer_schema, "schema version 2 is newer than 1"),
+        (_metadata_no_json, "unreadable metadata"),
+        (_without_code, "cannot be loaded"),
+    ],
+)
+def test_a_broken_file_is_one_error_that_names_it(
+    make: Callable[[Path, Path], None], complaint: str, artifact: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.pt"
+    make(path, artifact)
+    with pytest.raises(ArtifactError, match=complaint) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.path == str(path)
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(position=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255), cut=st.booleans())
+def test_any_damage_is_noticed_or_harmless(
+    artifact: Path, tmp_path: Path, position: float, mask: int, cut: bool
+) -> None:
+    content = bytearray(artifact.read_bytes())
+    index = int(position * len(content))
+    if cut:
+        del content[index:]
+    else:
+        content[index] ^= mask
+    path = tmp_path / "damaged.pt"
+    path.write_bytes(content)
+    with contextlib.suppress(ArtifactError):
+        assert torch.equal(load(path, compute="native")(INPUT), freeze()(INPUT))
+
+
+def test_metadata_run_no_code(artifact: Path, tmp_path: Path) -> None:
+    path, witness = tmp_path / "model.pt", tmp_path / "witness"
+    code = f"__import__('pathlib').Path({str(witness)!r}).touch()"
+    rewrite(
+        artifact,
+        path,
+        lambda name, content: (
+            content.replace(b'"bfloat16"', f'"{code}"'.encode())
+            if name.endswith(EXTRA_FILE)
+            else content
+        ),
+    )
+    with pytest.raises(ArtifactError, match=r"metadata\.dtype: expected one of"):
+        load(path)
+    assert not witness.exists()
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["fsync", "rename"])
+def test_what_stops_a_save_leaves_the_old_file(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"the old file")
+
+    def stop(*_: object) -> None:
+        raise _InterruptedError
+
+    if moment == "fsync":
+        monkeypatch.setattr(os, "fsync", stop)
+    else:
+        monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(_InterruptedError):
+        save(freeze(), path)
+    assert path.read_bytes() == b"the old file"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"the old file")
+    program = (
+        "import os, signal, sys, pathlib, torch\n"
+        "import amp_script\n"
+        "pathlib.Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "amp_script.save(torch.jit.script(torch.nn.Linear(2, 2)), sys.argv[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(path)], check=False, timeout=120
+    )
+    assert done.returncode == -9
+    assert path.read_bytes() == b"the old file"
+
+
+def test_saving_replaces_what_a_link_points_to(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.pt", tmp_path / "link.pt"
+    target.write_bytes(b"the old file")
+    link.symlink_to(target)
+    save(freeze(), link)
+    assert link.is_symlink()
+    assert isinstance(load(target), FrozenModule)
+
+
+def test_a_place_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "model.pt"
+    with pytest.raises(ArtifactError, match="cannot write there: No such file") as caught:
+        save(freeze(), path)
+    assert caught.value.path == str(path)
+
+
+def test_a_module_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="cannot be written"):
+        save(torch.jit.script(CallsPython()), tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_release_reads_its_own_metadata(artifact: Path) -> None:
+    assert Metadata.from_json(read_metadata(artifact).to_json()) == read_metadata(artifact)
