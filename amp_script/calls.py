@@ -54,7 +54,7 @@ class Call:
             kwargs: keyword arguments beside positional ones.
 
         Raises:
-            TracingError: the inputs do not fit the model's signature.
+            TracingError: there are no inputs, or they do not fit the model's signature.
             StructureError: an argument is no structure of tensors.
         """
         args: tuple[object, ...] = ()
@@ -65,6 +65,11 @@ class Call:
             args = tuple(inputs)
         else:
             args = (inputs,)
+        if not args and not keywords:
+            raise TracingError(
+                "no tensor among the example inputs, and a trace needs at least one; pass "
+                "trace_and_freeze(model, (tensor, ...))"
+            )
         names = _positional_names(model, args, keywords)
         parameters: dict[str, Structure] = {}
         tensors: list[torch.Tensor] = []

@@ -37,7 +37,9 @@ class Region:
                 warnings.simplefilter("error")
                 region = torch.autocast(device_type, dtype=dtype)
         except (ValueError, RuntimeError, AssertionError, UserWarning) as error:
-            raise TracingError(f"no autocast on {device_type!r} in {dtype}: {error}") from None
+            # A warning of torch's says that it goes on without autocast.
+            reason = " ".join(str(error).replace("Disabling autocast.", "").split())
+            raise TracingError(f"no autocast on {device_type!r} in {dtype}: {reason}") from None
         return cls(device_type, region.fast_dtype)
 
     def ambient(self) -> AmbientState:
