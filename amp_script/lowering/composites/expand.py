@@ -155,9 +155,10 @@ def _choice(
 def _guard(node: torch._C.Node) -> tuple[torch._C.Graph, torch._C.Value]:
     """A graph that asks whether an operator's first tensor is on a device, and that tensor."""
     for value in node.inputs():
-        if str(value.type()) == "Tensor":
+        kind: Any = value.type()
+        if kind.kind() == "TensorType":
             return Decomposition("", _is_on).graph(), value
-        if str(value.type()) == "Tensor[]":
+        if kind.kind() == "ListType" and kind.getElementType().kind() == "TensorType":
             return Decomposition("", _is_first_on).graph(), value
     raise AssertionError(f"{node.kind()} takes no tensor")
 

@@ -29,7 +29,7 @@ def upsample(
     return torch.ops.aten.{name}(input, size, {align_argument} {scales})
 """
 
-_ALIGNED = {
+ALIGNED = {
     "upsample_linear1d": 1,
     "upsample_bilinear2d": 2,
     "upsample_bicubic2d": 2,
@@ -37,7 +37,7 @@ _ALIGNED = {
     "_upsample_bilinear2d_aa": 2,
     "_upsample_bicubic2d_aa": 2,
 }
-_NEAREST = {
+NEAREST = {
     "upsample_nearest1d": 1,
     "upsample_nearest2d": 2,
     "upsample_nearest3d": 3,
@@ -46,12 +46,12 @@ _NEAREST = {
     "_upsample_nearest_exact3d": 3,
 }
 
-for _name, _dims in (_ALIGNED | _NEAREST).items():
+for _name, _dims in (ALIGNED | NEAREST).items():
     _text = _INTERPOLATION.format(
         name=_name,
         dims=_dims,
-        align_parameter="align_corners: bool," if _name in _ALIGNED else "",
-        align_argument="align_corners," if _name in _ALIGNED else "",
+        align_parameter="align_corners: bool," if _name in ALIGNED else "",
+        align_argument="align_corners," if _name in ALIGNED else "",
         scales=", ".join(f"scale[{dim}]" for dim in range(_dims)),
     )
     decomposes_text(f"aten::{_name}.vec", _text, {"torch": torch})
