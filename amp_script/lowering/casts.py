@@ -210,8 +210,8 @@ def _appended_dtype(operator: _Operator, rule: Rule) -> None:
     replacement = operator.editor.node_before(node, node.kind(), *node.inputs(), dtype)
     replacement.copyMetadata(node)
     replacement.output().setType(node.output().type())
+    # The node itself stays for the passes that follow, which drop what nothing uses.
     node.output().replaceAllUsesWith(replacement.output())
-    node.destroy()
 
 
 def _refuse(operator: _Operator, rule: Rule) -> None:

@@ -25,8 +25,13 @@ Function = torch._C.ScriptFunction
 PREFIX = "__torch__.amp_script."
 """How the qualified names of these functions, and of lowered copies, begin."""
 
-_ASKED_BY_FLAG = frozenset({"cpu", "cuda", "xpu", "mps", "mtia", "maia", "ipu", "xla"})
-"""Device types for which TorchScript has an attribute such as ``x.is_cuda``."""
+_ASKED_ABOUT = {
+    # The dispatcher knows tensors in oneDNN's own layout by a key of their own, which has no
+    # autocast.
+    "cpu": "x.is_cpu and not x.is_mkldnn",
+    **{name: f"x.is_{name}" for name in ("cuda", "xpu", "mps", "mtia", "maia", "ipu", "xla")},
+}
+"""How TorchScript asks where a tensor is; for other device types it compares their names."""
 
 _ELIGIBLE = "x.is_floating_point() and x.dtype != torch.float64 and ({on_device})"
 
@@ -173,7 +178,7 @@ def helper(name: str, device_type: str = "") -> Function:
     if not device_type:
         return compiled_function(PREFIX + name, _GENERIC_SOURCES[name], names)
     on_device = " or ".join(
-        f"x.is_{each}" if each in _ASKED_BY_FLAG else f"x.device.type == '{each}'"
+        _ASKED_ABOUT.get(each, f"x.device.type == '{each}'")
         for each in policy.eligible_device_types(device_type)
     )
     source = _SOURCES[name].format(
