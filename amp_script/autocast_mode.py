@@ -167,7 +167,7 @@ def _take_from_under(region: autocast, entries: list[_PlainEntry]) -> _Entry:
 
 
 def _scripted_init(
-    self: Any,
+    self: autocast,
     device_type: str,
     dtype: _dtype | None = None,
     enabled: bool = True,
@@ -178,11 +178,11 @@ def _scripted_init(
     self._enabled = enabled
 
 
-def _scripted_enter(self: Any) -> Any:
+def _scripted_enter(self: autocast) -> autocast:
     return self
 
 
-def _scripted_exit(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+def _scripted_exit(self: autocast, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
     return
 
 

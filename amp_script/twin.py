@@ -55,10 +55,10 @@ region. ``functools.wraps`` copies them from what is decorated."""
 _CODE = """\
 def make({names}):
     def in_region(*{args}, **{kwargs}):
-        with amp_script_region: return amp_script_function(*{args}, **{kwargs})
+        with AMP_SCRIPT_AUTOCAST: return AMP_SCRIPT_FUNC(*{args}, **{kwargs})
         {names}
     def twin(*{args}, **{kwargs}):
-        return amp_script_function(*{args}, **{kwargs})
+        return AMP_SCRIPT_FUNC(*{args}, **{kwargs})
         {names}
     return in_region.__code__, twin.__code__
 """
@@ -77,13 +77,13 @@ def decorate_function(region: Region, func: Function) -> Any:
         return _decorate_other(region, func)
 
     refusal = getattr(func, "__script_unsupported", None) or _refusal(region)
-    line = "amp_script_refuse()" if refusal else _with_line(region)
+    line = "AMP_SCRIPT_REFUSE()" if refusal else _with_line(region)
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     cells |= {
-        "amp_script_function": types.CellType(func),
-        "amp_script_region": types.CellType(region),
-        "amp_script_refuse": types.CellType(_refusing(refusal)),
-        "amp_script_torch": types.CellType(torch),
+        "AMP_SCRIPT_FUNC": types.CellType(func),
+        "AMP_SCRIPT_AUTOCAST": types.CellType(region),
+        "AMP_SCRIPT_REFUSE": types.CellType(_refusing(refusal)),
+        "AMP_SCRIPT_TORCH": types.CellType(torch),
     }
     in_region_code, twin_code = _codes(tuple(cells))
 
@@ -139,8 +139,8 @@ def _refusing(reason: str | None) -> Function:
 def _with_line(region: Any) -> str:
     """Return the line that makes and enters ``region``, in literals: TorchScript has no others."""
     dtype = str(region.fast_dtype).removeprefix("torch.")
-    arguments = f"{region.device!r}, amp_script_torch.{dtype}, {region._enabled}"
-    return f"with amp_script_torch.autocast({arguments}):"
+    arguments = f"{region.device!r}, AMP_SCRIPT_TORCH.{dtype}, {region._enabled}"
+    return f"with AMP_SCRIPT_TORCH.autocast({arguments}):"
 
 
 @functools.cache
@@ -149,7 +149,9 @@ def _codes(names: tuple[str, ...]) -> tuple[types.CodeType, types.CodeType]:
 
     The names stand after the return: the compiler drops what is never run, but closes over it.
     """
-    # torch.compile names the inputs of its graph after them, so they have torch's names if free.
+    # torch.compile names the inputs of its graph after arguments, and after places in the closure.
+    # So arguments have the names that they have in torch's decorator, if these are free, and the
+    # names that are added to the closure stand first in it, in the order in which torch's stand.
     args, kwargs = (f"amp_script_{n}" if n in names else n for n in ("args", "kwargs"))
     code = _CODE.format(names=", ".join(names), args=args, kwargs=kwargs)
     namespace: dict[str, Any] = {}
