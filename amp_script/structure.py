@@ -359,8 +359,9 @@ def forward_source(
 ) -> Forward:
     """Write ``forward``: take the inputs apart, call the traced method, build the result.
 
-    A value that is no tensor keeps its place in the signature, with the example's value as default,
-    and another value at call time is an error, because the trace holds the example's.
+    A value that is no tensor keeps its place in the signature, with the example's value as default
+    where no tensor follows, and another value at call time is an error, because the trace holds the
+    example's.
 
     Args:
         parameters: structure of each argument, by name and in order.

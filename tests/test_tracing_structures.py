@@ -1,0 +1,182 @@
+"""Nested inputs and outputs, through tracing, saving and loading."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import amp_script
+from amp_script.errors import InputError
+from amp_script.structure import flatten, named_leaves, unflatten
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclasses.dataclass
+class Batch:
+    ids: torch.Tensor
+    mask: torch.Tensor | None = None
+    extra: tuple[torch.Tensor, ...] = ()
+
+
+def rand() -> torch.Tensor:
+    return torch.rand(3, 4)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(
+        self,
+        pair: Pair,
+        named: dict[str, torch.Tensor],
+        several: list[Any],
+        scale: int = 2,
+        *,
+        mixed: dict[str, Any],
+        batch: Batch,
+        flag: bool = True,
+    ) -> Any:
+        y = self.layer(pair.left) * scale + named["k"] + several[1][0]
+        if flag:
+            y = y + batch.ids
+        return (
+            Batch(y, None, (y * 2, mixed["q"])),
+            Pair(y, pair.right),
+            {"number": 1, "text": "hi", "list": [y, y]},
+            {"one": y, "other": y * 3},
+            torch.max(y, 1),
+        )
+
+
+def nested_arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = (Pair(rand(), rand()), {"k": rand()}, [rand(), (rand(),)])
+    kwargs = {"mixed": {"q": rand(), "r": (rand(), 3)}, "batch": Batch(rand(), None, (rand(),))}
+    return args, kwargs
+
+
+def eager(model: Any, args: Any, kwargs: Any) -> Any:
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(*args, **kwargs)
+
+
+def assert_same(got: object, want: object) -> None:
+    pairs = dict(named_leaves("output", got)), dict(named_leaves("output", want))
+    assert pairs[0].keys() == pairs[1].keys()
+    for path, value in pairs[1].items():
+        if isinstance(value, torch.Tensor):
+            found = pairs[0][path]
+            assert isinstance(found, torch.Tensor)
+            assert found.dtype == value.dtype
+            assert torch.equal(found, value)
+        else:
+            assert pairs[0][path] == value
+
+
+def test_nested_arguments_and_results_also_from_a_file(tmp_path: Path) -> None:
+    model = Nested().eval()
+    args, kwargs = nested_arguments()
+    frozen = amp_script.trace_and_freeze(model, args, example_kwargs=kwargs, compute="native")
+    amp_script.save(frozen, tmp_path / "nested.pt")
+    loaded = amp_script.load(tmp_path / "nested.pt", compute="native")
+    for program in (frozen, loaded):
+        args, kwargs = nested_arguments()
+        result = program(*args, **kwargs)
+        assert_same(result, eager(model, args, kwargs))
+        assert isinstance(result[0], dict)
+        assert result[1]._fields == Pair._fields
+        assert result[2]["text"] == "hi"
+        assert result[4]._fields == ("values", "indices")
+    by_name = dict(zip(("pair", "named", "several"), args, strict=True), **kwargs)
+    assert_same(frozen(**by_name), eager(model, args, kwargs))
+
+
+def test_plain_torch_gets_dictionaries_where_torchscript_has_them(tmp_path: Path) -> None:
+    def model(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"product": batch["a"] @ batch["b"].t(), "sum": batch["a"] + batch["b"]}
+
+    batch = {"a": rand(), "b": rand()}
+    frozen = amp_script.trace_and_freeze(model, (batch,), compute="native")
+    amp_script.save(frozen, tmp_path / "model.pt")
+    loaded = torch.jit.load(tmp_path / "model.pt")
+    assert_same(loaded(batch), eager(model, (batch,), {}))
+
+
+def test_mappings_are_keyword_arguments() -> None:
+    def model(ids: torch.Tensor, *, mask: torch.Tensor) -> torch.Tensor:
+        return ids @ mask.t()
+
+    a, b = rand(), rand()
+    for inputs in ({"ids": a, "mask": b}, OrderedDict(mask=b, ids=a), UserDict(ids=a, mask=b)):
+        frozen = amp_script.trace_and_freeze(model, inputs, compute="native")
+        assert_same(frozen(ids=a, mask=b), eager(model, (a,), {"mask": b}))
+
+
+def test_values_that_are_no_tensors_are_held_fast() -> None:
+    args, kwargs = nested_arguments()
+    frozen = amp_script.trace_and_freeze(
+        Nested().eval(), (*args, 5), example_kwargs={**kwargs, "flag": False}, compute="native"
+    )
+    want = frozen(*args, 5, **kwargs)  # what was held fast is the default, where none follows
+    assert_same(frozen(*args, 5, flag=False, **kwargs), want)
+    with pytest.raises(torch.jit.Error, match="scale was 5 when the program was traced"):
+        frozen(*args, 2, **kwargs)
+    with pytest.raises(torch.jit.Error, match="flag was False when the program was traced"):
+        frozen(*args, 5, flag=True, **kwargs)
+    kwargs["batch"] = dataclasses.replace(kwargs["batch"], mask=rand())
+    with pytest.raises(torch.jit.Error, match=r"batch\['mask'\] was None when"):
+        frozen(*args, 5, **kwargs)
+
+
+def test_wrong_parts_are_named() -> None:
+    args, kwargs = nested_arguments()
+    frozen = amp_script.trace_and_freeze(
+        Nested().eval(), args, example_kwargs=kwargs, compute="native"
+    )
+    names = [spec.name for spec in frozen.metadata.inputs]
+    assert names[:5] == ["pair.left", "pair.right", "named['k']", "several[0]", "several[1][0]"]
+    kwargs["mixed"]["q"] = rand().half()
+    with pytest.raises(InputError, match=r"mixed\['q'\]: expected float32 .*given float16"):
+        frozen(*args, **kwargs)
+
+
+def test_the_same_tensor_twice_is_two_inputs() -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b.t()
+
+    x, y = rand(), rand()
+    frozen = amp_script.trace_and_freeze(model, (x, x), compute="native")
+    assert_same(frozen(x, y), eager(model, (x, y), {}))
+
+
+def test_variable_positional_arguments() -> None:
+    def model(first: torch.Tensor, *rest: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return first @ rest[0].t() + rest[1] @ named["last"].t()
+
+    tensors = [rand() for _ in range(4)]
+    frozen = amp_script.trace_and_freeze(
+        model, tensors[:3], example_kwargs={"last": tensors[3]}, compute="native"
+    )
+    want = eager(model, tensors[:3], {"last": tensors[3]})
+    assert_same(frozen(*tensors[:3], last=tensors[3]), want)
+
+
+def test_flatten_and_unflatten_are_inverse() -> None:
+    value = {"a": [rand(), (rand(), None)], "b": Pair(rand(), rand()), "c": Batch(rand())}
+    tensors, structure = flatten(value, "value")
+    rebuilt = unflatten(structure, iter(tensors))
+    assert_same(rebuilt, value)
+    assert isinstance(rebuilt, dict)
+    assert isinstance(rebuilt["b"], Pair)
+    assert isinstance(rebuilt["c"], Batch)
