@@ -1,0 +1,114 @@
+"""The oldest libtorch that reads a program, and the lite interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from amp_script import compatibility
+from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
+
+
+class Program(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def graph_of(function: Callable[[torch.Tensor], torch.Tensor]) -> torch._C.Graph:
+    module = torch.jit.trace(Program(function).eval(), torch.rand(2, 4, 8))
+    return torch.jit.freeze(module).graph
+
+
+@pytest.mark.parametrize(
+    ("function", "release"),
+    [
+        (torch.relu, "1.5"),
+        (functional.silu, "1.7"),
+        # Operators with versioned semantics raise the version of the archive's format.
+        (lambda x: x / x, "1.6"),
+        (functional.gelu, "1.12"),
+        # An argument that has its default is not written, so its age does not count.
+        (lambda x: functional.scaled_dot_product_attention(x, x, x), "2.0"),
+        (lambda x: functional.scaled_dot_product_attention(x, x, x, scale=0.5), "2.1"),
+        (lambda x: functional.rms_norm(x, (8,)), "2.4"),
+        (lambda x: functional.silu(functional.rms_norm(x, (8,))), "2.4"),
+    ],
+)
+def test_the_newest_operator_decides(
+    function: Callable[[torch.Tensor], torch.Tensor], release: str
+) -> None:
+    assert oldest_libtorch([graph_of(function)]) == release
+    assert oldest_libtorch([graph_of(torch.relu), graph_of(function)]) == release
+
+
+def test_an_operator_of_another_library_has_no_known_release() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    library = torch.library.Library("amp_script_compatibility_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", twice, "CompositeExplicitAutograd")
+    graph = graph_of(torch.ops.amp_script_compatibility_test.twice)
+    assert oldest_libtorch([graph]) is None
+
+
+def test_the_table_knows_the_operators_of_the_installed_torch() -> None:
+    known = compatibility._ages().operators
+    missing = {
+        f"aten::{name}"
+        for name in ("linear", "_convolution", "lstm.input", "layer_norm", "embedding", "to.dtype")
+        if f"aten::{name}" not in known
+    }
+    assert not missing
+    assert max(known.values()) >= (2, 6)
+
+
+def test_autocast_in_a_program_needs_a_newer_libtorch_and_no_lite_interpreter() -> None:
+    def region(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.transpose(1, 2)
+
+    graph = torch.jit.script(region).inlined_graph
+    oldest = oldest_libtorch([graph])
+    assert oldest is not None
+    assert compatibility._release(oldest) >= (2, 4)
+
+
+class Attribute(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class Region(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.transpose(1, 2)
+
+
+def test_the_lite_interpreter_is_asked() -> None:
+    assert runs_in_lite_interpreter([graph_of(torch.relu)]) is True
+    region = torch.jit.script(Region())
+    assert runs_in_lite_interpreter([region.graph]) is False
+    attribute = torch.jit.freeze(torch.jit.script(Attribute().eval()), preserved_attrs=["scale"])
+    assert runs_in_lite_interpreter([attribute.graph]) is None
+
+
+def test_asking_leaves_the_program_whole() -> None:
+    weight = torch.rand(8, 8)
+    module = torch.jit.freeze(
+        torch.jit.trace(Program(lambda x: x @ weight).eval(), torch.rand(8, 8))
+    )
+    expected = weight @ weight
+    assert runs_in_lite_interpreter([module.graph]) is True
+    assert torch.equal(module(weight), expected)
