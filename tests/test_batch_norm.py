@@ -1,4 +1,4 @@
-"""Batch norm is folded in float32 before rounding, and ends as near to float32 as eager autocast."""
+"""Batch norm is folded in float32 before rounding, and is then as near to float32 as eager."""
 
 from __future__ import annotations
 

@@ -1,0 +1,215 @@
+"""verify: what it measures, what it accepts, and how it says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import amp_script
+from amp_script.errors import TracingError, VerificationError
+from amp_script.verification import ulp_difference
+
+# --- units in the last place ----------------------------------------------------------------------
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@given(steps=st.integers(0, 50), start=st.floats(-100, 100))
+def test_ulps_count_steps_between_neighbours(dtype: torch.dtype, steps: int, start: float) -> None:
+    a = torch.tensor([start, 1.0], dtype=dtype)
+    b, up = a.clone(), torch.tensor(math.inf, dtype=dtype)
+    for _ in range(steps):
+        b[0] = torch.nextafter(b[0], up)
+    assert ulp_difference(a, b) == steps
+    assert ulp_difference(b, a) == steps
+
+
+def test_ulps_of_special_values() -> None:
+    nan, inf = math.nan, math.inf
+
+    def ulps(a: float, b: float) -> float:
+        return ulp_difference(torch.tensor([a, 0.0]), torch.tensor([b, 0.0]))
+
+    assert ulps(0.0, -0.0) == 0
+    assert ulps(nan, nan) == 0
+    assert ulps(nan, 1.0) == inf
+    assert ulps(inf, inf) == 0
+    assert 0 < ulps(inf, torch.finfo(torch.float32).max) < 2
+    smallest = torch.finfo(torch.float32).smallest_normal * 2.0**-23
+    assert ulps(smallest, -smallest) == 2
+    assert ulp_difference(torch.tensor([]), torch.tensor([])) == 0
+    assert ulp_difference(torch.tensor([3, 9]), torch.tensor([3, 2])) == 7
+    assert ulp_difference(torch.tensor([1 + 1j]), torch.tensor([1 + 1j])) == 0
+
+
+# --- what is accepted -----------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layers(x)
+        return {"scores": y, "best": y.argmax(-1)}
+
+
+def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, nn.Module, torch.Tensor]:
+    """A program of a model, and the model with other last weights."""
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.rand(5, 8)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    with torch.no_grad():
+        model.layers[2].weight.copy_(change(model.layers[2].weight))
+    return frozen, model, x
+
+
+def test_equal_bits() -> None:
+    frozen, model, x = changed(lambda weight: weight)
+    report = amp_script.verify(frozen, model, x, exact=True)
+    assert report.bit_equal
+    assert report.accepted
+    assert report.ulps == 0
+    assert report.distance == report.eager_distance
+    assert [output.path for output in report.outputs] == ["output['scores']", "output['best']"]
+    assert str(report).splitlines()[0] == "equal to eager autocast to the bit"
+
+
+def test_another_model_is_refused_with_a_report() -> None:
+    frozen, model, x = changed(lambda weight: -weight)
+    with pytest.raises(VerificationError) as raised:
+        amp_script.verify(frozen, model, x)
+    report = raised.value.report
+    scores, best = report.outputs
+    assert not report.bit_equal
+    assert not scores.accepted
+    assert scores.ulps is not None
+    assert scores.ulps > 1000
+    assert scores.distance is not None
+    assert scores.eager_distance is not None
+    assert scores.distance > 1 > scores.eager_distance
+    assert not best.accepted
+    text = str(raised.value)
+    assert text.startswith("differs from eager autocast in output['scores'], output['best']")
+    assert "bfloat16" in text
+    assert "5x4" in text
+
+
+def test_as_near_to_float32_as_eager_autocast_unless_exact_is_asked_for() -> None:
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.rand(5, 8)
+    other = amp_script.trace_and_freeze(model, x, compute="upcast")
+    report = amp_script.verify(other, model, x)
+    assert report.accepted
+    if not report.bit_equal:  # the two kinds of kernel may agree
+        assert "as near to float32 as eager autocast" in str(report)
+        with pytest.raises(VerificationError):
+            amp_script.verify(other, model, x, exact=True)
+
+
+def test_dtype_and_shape_are_compared() -> None:
+    frozen, model, x = changed(lambda weight: weight)
+    with pytest.raises(VerificationError, match=r"bfloat16 \(expected float32\)"):
+        amp_script.verify(frozen, model, x, output_dtype=torch.float32)
+
+    def longer(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        result: dict[str, torch.Tensor] = model(x)
+        return {"scores": result["scores"].repeat(2, 1), "best": result["best"]}
+
+    with pytest.raises(VerificationError, match=r"5x4 \(expected 10x4\)"):
+        amp_script.verify(frozen, longer, x)
+
+
+def test_other_ways_to_make_a_program() -> None:
+    model, x = Net().eval(), torch.rand(5, 8)
+    assert amp_script.verify(amp_script.script(model), model, x, exact=True).bit_equal
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        traced = torch.jit.trace(model, x, check_trace=False, strict=False)
+    assert amp_script.verify(traced, model, x, exact=True).bit_equal
+    with pytest.raises(VerificationError):
+        amp_script.verify(traced, model, x, dtype=torch.float16)
+
+
+def test_inputs_must_fit_the_reference() -> None:
+    frozen, model, x = changed(lambda weight: weight)
+    with pytest.raises(TracingError, match="do not fit the model"):
+        amp_script.verify(frozen, model, (x, x))
+
+
+# --- where one of the two references does not run -------------------------------------------------
+
+
+class NeedsKernels(nn.Module):
+    """Stands for a model whose kernels the processor lacks under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails and torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("could not create a primitive\nRun with ONEDNN_VERBOSE=all")
+        return self.layer(x)
+
+
+def test_where_eager_autocast_fails_float32_decides_and_the_report_says_so() -> None:
+    model, x = NeedsKernels().eval(), torch.rand(3, 8)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    model.fails = True
+    report = amp_script.verify(frozen, model, x)
+    assert report.accepted
+    assert not report.bit_equal
+    assert report.eager_distance is None
+    assert report.note == "eager autocast itself fails: could not create a primitive"
+    assert str(report).splitlines()[:2] == ["near to float32", report.note]
+    with torch.no_grad():
+        model.layer.weight.mul_(1.1)
+    with pytest.raises(VerificationError, match="eager autocast itself fails"):
+        amp_script.verify(frozen, model, x)
+
+
+def test_a_model_of_lower_precision_has_no_float32() -> None:
+    model, x = Net().bfloat16().eval(), torch.rand(5, 8).bfloat16()
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    report = amp_script.verify(frozen, model, x)
+    assert report.bit_equal
+    assert report.note.startswith("the model does not run in float32")
+    assert report.distance is None
+
+
+def test_a_model_that_always_fails_raises_its_own_error() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    frozen = amp_script.trace_and_freeze(nn.Linear(2, 2).eval(), torch.rand(1, 2))
+    with pytest.raises(RuntimeError, match="broken"):
+        amp_script.verify(frozen, model, torch.rand(1, 2))
+
+
+def test_state_and_random_numbers_are_the_same_for_both() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x @ x.t() + self.calls + torch.rand(3, 3)
+
+    model, x = Counter().eval(), torch.rand(3, 4)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    before = torch.get_rng_state()
+    for _ in range(2):  # neither the model's state nor the program's is left changed
+        assert amp_script.verify(frozen, model, x, exact=True).bit_equal
+    assert model.calls.item() == 0
+    assert torch.equal(torch.get_rng_state(), before)
