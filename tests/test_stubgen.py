@@ -314,7 +314,7 @@ def test_the_text_of_a_small_stub() -> None:
 def test_an_artifact_brings_dtypes_and_shapes(models: dict[str, torch.jit.ScriptModule]) -> None:
     text = generate_stub(models["minilm"], "Encoder")
     assert "frozen in bfloat16 for cpu" in text
-    assert "input_ids: int64, 8x" in text
+    assert "input_ids: int64 of shape (8, " in text
 
 
 class Unholdable(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator
 
 import torch
 
@@ -69,16 +68,16 @@ def _summary(metadata: Metadata) -> str:
 
 
 def _line(spec: InputSpec) -> str:
-    return f"{spec.name}: {', '.join(_facts(spec)) or 'no tensor'}"
+    if spec.dtype is None:
+        return f"{spec.name}: no tensor."
+    shape = "" if spec.shape is None else f" of shape {_shape(spec.shape)}"
+    device = "" if spec.device is None else f", on {spec.device}"
+    return f"{spec.name}: {_short(spec.dtype)}{shape}{device}."
 
 
-def _facts(spec: InputSpec) -> Iterator[str]:
-    if spec.dtype is not None:
-        yield _short(spec.dtype)
-    if spec.shape is not None:
-        yield "x".join("any" if size is None else str(size) for size in spec.shape) or "scalar"
-    if spec.device is not None:
-        yield f"on {spec.device}"
+def _shape(sizes: tuple[int | None, ...]) -> str:
+    shown = ["any" if size is None else str(size) for size in sizes]
+    return f"({', '.join(shown)}{',' * (len(shown) == 1)})"
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -58,8 +58,9 @@ def render(
     """
     names = _Names(module, definitions, class_name)
     writer = _Writer(names, importable, tuple(inputs))
-    body = [*writer.definitions(definitions), *writer.module(class_name, module, summary)]
-    return "\n".join(writer.head(module) + body) + "\n"
+    classes = [*writer.definitions(definitions), list(writer.module(class_name, module, summary))]
+    gap = "\n\n\n" if importable else "\n\n"
+    return gap.join("\n".join(lines) for lines in [writer.head(module), *classes]) + "\n"
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -181,8 +182,8 @@ class _Writer:
         future = ["", "from __future__ import annotations"] if self.importable else []
         unknown = self.names.spell("typing.Any") if self._has_unknown_default(module) else ""
         imports = self.names.imports()
-        stand_in = [f"{_DEFAULT}: {unknown} = ...  # for a value that the program holds", ""]
-        return [f'"""{about}"""', *future, "", *imports, "", *(stand_in if unknown else [])]
+        stand_in = ["", f"{_DEFAULT}: {unknown} = ...  # for a value that the program holds"]
+        return [f'"""{about}"""', *future, "", *imports, *(stand_in if unknown else [])]
 
     def _has_unknown_default(self, module: Module) -> bool:
         """Whether a default has no text, which a stub file may leave out and a module may not."""
@@ -193,14 +194,13 @@ class _Writer:
             for parameter in method.parameters
         )
 
-    def definitions(self, definitions: Mapping[str, Definition]) -> Iterator[str]:
+    def definitions(self, definitions: Mapping[str, Definition]) -> Iterator[list[str]]:
         written = set()
         for qualified in _in_order(definitions):
             name = self.names.defined(qualified)
             if name not in written:
                 written.add(name)
-                yield from self._definition(name, qualified, definitions[qualified])
-                yield ""
+                yield list(self._definition(name, qualified, definitions[qualified]))
 
     def _definition(self, name: str, qualified: str, definition: Definition) -> Iterator[str]:
         base = _BASES.get(definition.kind)
@@ -247,7 +247,7 @@ class _Writer:
             body += ["", *self._method(method, docstring)]
             if method.name == "forward":
                 called = Method("__call__", method.parameters, method.result)
-                body += self._method(called, hides=False)
+                body += [*[""] * self.importable, *self._method(called, hides=False)]
         yield from _indented(_class_body(body))
 
     def _classes_of_children(self, parent: str, module: Module) -> dict[str, str]:
@@ -284,7 +284,7 @@ class _Writer:
         parameters = ", ".join(self._parameters(method.parameters))
         note = _hides(method.name) if hides else ""
         result = self._type(method.result)
-        lines = ['"""Take:', "", *docstring, '"""'] if docstring else []
+        lines = _docstring(docstring) if docstring else []
         body = [*lines, "raise NotImplementedError"] if self.importable else lines
         head = f"def {method.name}({parameters}) -> {result}:"
         if body:
@@ -315,6 +315,10 @@ class _Writer:
             if annotation is None
             else annotation.python(self.names.spell)
         )
+
+
+def _docstring(inputs: tuple[str, ...]) -> list[str]:
+    return ['"""Run the model.', "", "Args:", *(f"{_INDENT}{line}" for line in inputs), '"""']
 
 
 def _noted(name: str, kind: str) -> str:

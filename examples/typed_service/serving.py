@@ -1,0 +1,36 @@
+"""The service: a frozen file in, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import amp_script
+from typed_service.classifier import Classifier
+from typed_service.config import Config
+from typed_service.texts import triples
+
+
+class Answer(NamedTuple):
+    """A language, and how probable it is."""
+
+    language: str
+    probability: float
+
+
+class Service:
+    """Tells languages with a frozen model."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self._config = config
+        self._model = amp_script.load(path, like=Classifier)
+
+    def answer(self, texts: Sequence[str]) -> list[Answer]:
+        """Tell the language of each text."""
+        scores = self._model(triples(texts, self._config))
+        best = scores.exp().max(dim=1)
+        return [
+            Answer(self._config.languages[int(index)], float(probability))
+            for probability, index in zip(best.values, best.indices, strict=True)
+        ]
