@@ -76,8 +76,7 @@ class State:
 
     def changed_tensors(self) -> list[torch.Tensor]:
         """The tensors that were changed in place."""
-        kept = [entry for saved in self.saved for entry in saved.tensors]
-        return [tensor for tensor, version, _ in kept if tensor._version != version]
+        return [tensor for saved in self.saved for tensor, _ in saved.changed_tensors()]
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class _Saved:
     module: nn.Module
     attributes: dict[str, Any]
     containers: list[tuple[Any, Any]]
-    tensors: list[tuple[torch.Tensor, int, torch.Tensor]]
+    tensors: list[tuple[torch.Tensor, torch.Tensor]]
     parameters: list[tuple[str, torch.Tensor, int]]
 
     @classmethod
@@ -104,7 +103,7 @@ class _Saved:
             module,
             attributes,
             containers,
-            [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors],
+            [(tensor, tensor.detach().clone()) for tensor in tensors],
             [(name, p, p._version) for name, p in module.named_parameters(recurse=False)],
         )
 
@@ -112,8 +111,12 @@ class _Saved:
         return (
             self._rebound()
             or any(_differ(container, copy) for container, copy in self.containers)
-            or any(tensor._version != version for tensor, version, _ in self.tensors)
+            or bool(self.changed_tensors())
         )
+
+    def changed_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors with the values that they had; torch's count of changes misses some kernels."""
+        return [(tensor, values) for tensor, values in self.tensors if not tensor.equal(values)]
 
     def _rebound(self) -> bool:
         now = vars(self.module)
@@ -132,10 +135,9 @@ class _Saved:
             else:
                 container.clear()
                 container.update(copy)
-        for tensor, version, values in self.tensors:
-            if tensor._version != version:
-                with torch.no_grad():
-                    tensor.copy_(values)
+        with torch.no_grad():
+            for tensor, values in self.changed_tensors():
+                tensor.copy_(values)
 
     def require_parameters_unchanged(self) -> None:
         for name, parameter, version in self.parameters:
