@@ -17,9 +17,9 @@ Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -39,6 +39,27 @@ __all__ = ["FrozenModule"]
 _OWN_NAMES = ("compute", "metadata")
 
 
+@dataclass(frozen=True)
+class _Loan:
+    """The programs that have a storable program's constants; all modules that hold it share it."""
+
+    programs: list[Program] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Have every constant given back for good."""
+        while self.programs:
+            self.programs[-1].give_back()
+            self.programs.pop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The storable program is whole inside the block."""
+        with ExitStack() as stack:
+            for program in self.programs:
+                stack.enter_context(program.whole())
+            yield
+
+
 class FrozenModule(RecursiveScriptModule):
     """A frozen TorchScript program and what is known about it.
 
@@ -51,10 +72,12 @@ class FrozenModule(RecursiveScriptModule):
     def wrap(
         cls, module: torch.jit.ScriptModule, metadata: Metadata, *, compute: Compute = "native"
     ) -> Self:
-        """Take over a frozen ScriptModule, which must not be used on its own afterwards.
+        """Take over a frozen ScriptModule.
 
         Args:
-            module: what ``torch.jit.freeze`` returned, or such a module loaded from a file.
+            module: what ``torch.jit.freeze`` returned, such a module loaded from a file, or a
+                FrozenModule, which shares its program with the new one. A plain ScriptModule must
+                not be used on its own afterwards.
             metadata: what is known about it. Specs in ``metadata.inputs`` are checked on each call
                 of ``forward``.
             compute: the plan that calls run.
@@ -68,13 +91,20 @@ class FrozenModule(RecursiveScriptModule):
                 raise ValueError(
                     f"preserved attribute {name!r} would hide FrozenModule.{name}; rename it"
                 )
-        return cls._assemble(module._c, metadata, _program(module._c, metadata, compute))
+        cpp_module: CppModule = module._c
+        loan = module._loan if isinstance(module, FrozenModule) else _Loan()
+        program = _program(cpp_module, metadata, compute)
+        if program is not None:
+            loan.programs.append(program)
+        return cls._assemble(cpp_module, metadata, program, loan)
 
     @classmethod
-    def _assemble(cls, cpp_module: CppModule, metadata: Metadata, program: Program | None) -> Self:
+    def _assemble(
+        cls, cpp_module: CppModule, metadata: Metadata, program: Program | None, loan: _Loan
+    ) -> Self:
         self = cls.__new__(cls)
         self._reconstruct(cpp_module)
-        self.__dict__.update(_metadata=metadata, _program=program)
+        self.__dict__.update(_metadata=metadata, _program=program, _loan=loan)
         return self
 
     @property
@@ -92,14 +122,19 @@ class FrozenModule(RecursiveScriptModule):
     @property
     def _c(self) -> CppModule:
         """The storable program, whole from now on: whoever asks for it may keep it."""
-        program: Program | None = self.__dict__.get("_program")
-        if program is not None:
-            program.give_back()
+        loan: _Loan | None = self.__dict__.get("_loan")
+        if loan is not None:
+            loan.end()
         return self._cpp
 
     @_c.setter
     def _c(self, cpp_module: CppModule) -> None:
         self.__dict__["_cpp"] = cpp_module
+
+    @property
+    def _loan(self) -> _Loan:
+        loan: _Loan = self.__dict__["_loan"]
+        return loan
 
     @property
     def _cpp(self) -> CppModule:
@@ -118,7 +153,7 @@ class FrozenModule(RecursiveScriptModule):
         if not self._cpp._has_method(attr):
             return torch.nn.Module.__getattr__(self, attr)
         inputs = self.metadata.inputs if attr == "forward" else ()
-        method = _GuardedMethod(self._cpp, attr, inputs, self.__dict__["_program"])
+        method = _GuardedMethod(self._cpp, attr, inputs, self.__dict__["_program"], self._loan)
         self.__dict__[attr] = method
         return method
 
@@ -133,12 +168,12 @@ class FrozenModule(RecursiveScriptModule):
 
     def save(self, f: str | PathLike[str], **kwargs: Any) -> None:
         """Write the program with its metadata; ``amp_script.save`` does so atomically."""
-        with self._whole():
+        with self._loan.paused():
             self._cpp.save(str(f), _extra_files=self._with_metadata(kwargs))
 
     def save_to_buffer(self, **kwargs: Any) -> bytes:
         """Return the bytes that :meth:`save` would write."""
-        with self._whole():
+        with self._loan.paused():
             buffer: bytes = self._cpp.save_to_buffer(_extra_files=self._with_metadata(kwargs))
         return buffer
 
@@ -163,11 +198,7 @@ class FrozenModule(RecursiveScriptModule):
         bake(cpp_module, self.metadata.inputs, choose(compute, self.metadata.device))
         # What was verified is not what the copy computes.
         metadata = replace(self.metadata, compute=compute, verification=None)
-        return self._assemble(cpp_module, metadata, None)
-
-    def _whole(self) -> AbstractContextManager[None]:
-        program: Program | None = self.__dict__["_program"]
-        return nullcontext() if program is None else program.whole()
+        return self._assemble(cpp_module, metadata, None, _Loan())
 
     def _with_metadata(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]
@@ -188,7 +219,7 @@ class FrozenModule(RecursiveScriptModule):
         return self._again(copy.deepcopy(self._cpp, memo))
 
     def _again(self, cpp_module: CppModule) -> Self:
-        return self._assemble(cpp_module, self.metadata, self.__dict__["_program"])
+        return self._assemble(cpp_module, self.metadata, self.__dict__["_program"], self._loan)
 
     # Conversions: constants of a frozen graph are no parameters, and torch would leave them as they
     # are without a word.
@@ -281,8 +312,10 @@ class _GuardedMethod:
         name: str,
         inputs: Sequence[InputSpec],
         program: Program | None,
+        loan: _Loan,
     ) -> None:
         self._cpp = cpp_module
+        self._loan = loan
         self._name = name
         self._program = program
         self._method: torch._C.ScriptMethod[..., Any] = cpp_module._get_method(name)
@@ -310,8 +343,7 @@ class _GuardedMethod:
         return getattr(self._storable(), name)
 
     def _storable(self) -> torch._C.ScriptMethod[..., Any]:
-        if self._program is not None:
-            self._program.give_back()
+        self._loan.end()
         return self._method
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,490 @@
+"""Compute plans: the same dtypes, as near to float32 as eager autocast, and no needless cast."""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from amp_script import trace_and_freeze
+from amp_script.compute import Kind
+from amp_script.compute.dtypes import cast_dtype, infer
+from amp_script.compute.operators import KINDS
+from amp_script.compute.upcast import REDUCED, upcast
+from amp_script.frozen import FrozenModule
+from amp_script.lowering._graph import is_constant, nodes_of
+from amp_script.metadata import InputSpec, Metadata
+
+EVERY = dict.fromkeys(REDUCED, frozenset(Kind))
+DTYPES = [torch.bfloat16, torch.float16]
+PLANS = ["upcast", "packed"]
+
+
+class Tagger(nn.Module):
+    def __init__(self, recurrent: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = recurrent(24, 32, num_layers=2, batch_first=True, bidirectional=True)
+        self.output = nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.layers(x)[0])
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.down = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(32, 16, 2, stride=2)
+        self.last = nn.Conv2d(32, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = functional.relu(self.norm(self.first(x)))
+        up = self.up(functional.relu(self.down(first)))
+        return self.last(torch.cat([first, up], 1))
+
+
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(8, 32, 5, stride=2)
+        self.grouped = nn.Conv1d(32, 16, 3, groups=4)
+        self.up = nn.ConvTranspose1d(16, 8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(functional.gelu(self.grouped(functional.relu(self.first(x)))))
+
+
+class Volume(nn.Module):
+    """Views, transposed results and containers after convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv3d(3, 16, 3, padding=1)
+        self.up = nn.ConvTranspose3d(16, 8, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = self.up(functional.relu(self.first(x)))
+        return y, y.view(y.shape[0], -1), y.transpose(1, 2)
+
+
+class NestedRegion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+        self.last = nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        with torch.autocast("cpu", enabled=False):
+            scores = torch.softmax(y.float() @ y.float().t(), -1)
+        return self.last(scores @ y), scores
+
+
+class Writes(nn.Module):
+    """Changes the result of one convolution in place between the uses of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.last = nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        y.relu_()
+        y[:, 0] = 0
+        before = self.last(y)
+        y.add_(1)
+        return before, self.last(y)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]] = {
+    "gru": (lambda: Tagger(nn.GRU), lambda: (torch.randn(2, 20, 24),)),
+    "rnn": (lambda: Tagger(nn.RNN), lambda: (torch.randn(2, 20, 24),)),
+    "u-net": (UNet, lambda: (torch.randn(2, 3, 32, 32),)),
+    "conv1d": (Waves, lambda: (torch.randn(2, 8, 64),)),
+    "conv3d": (Volume, lambda: (torch.randn(1, 3, 8, 8, 8),)),
+    "nested region": (NestedRegion, lambda: (torch.randn(8, 32),)),
+    "in place": (Writes, lambda: (torch.randn(1, 3, 16, 16),)),
+    "encoder layer": (encoder, lambda: (torch.randn(2, 10, 64),)),
+    "attention": (Attention, lambda: (torch.randn(2, 10, 64), torch.arange(10).expand(2, 10) > 7)),
+}
+
+
+def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]
+    return model().eval(), inputs()
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return (
+        [value]
+        if isinstance(value, torch.Tensor)
+        else [part for item in value for part in tensors(item)]
+    )
+
+
+def distance(given: Any, expected: Any) -> float:
+    """The largest relative distance of an output."""
+    return max(
+        float((one.double() - other.double()).norm() / other.double().norm())
+        for one, other in zip(tensors(given), tensors(expected), strict=True)
+    )
+
+
+def detached(value: Any) -> list[torch.Tensor]:
+    """What the model gives with gradients on: under no_grad attention takes another way."""
+    return [part.detach() for part in tensors(value)]
+
+
+def again(frozen: FrozenModule, compute: Any) -> FrozenModule:
+    """The same program with another plan."""
+    return FrozenModule.wrap(frozen, frozen.metadata, compute=compute)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_keep_dtypes_and_are_as_near_to_float32_as_eager(
+    name: str, dtype: torch.dtype
+) -> None:
+    model, inputs = make(name)
+    frozen = trace_and_freeze(model, inputs, dtype=dtype, compute="native", verify=False)
+    reference = detached(model(*inputs))
+    with torch.autocast("cpu", dtype):
+        eager = detached(model(*inputs))
+    for compute in PLANS:
+        planned = again(frozen, compute)
+        assert planned.compute == compute
+        for _ in range(3):
+            result = planned(*inputs)
+        assert [part.dtype for part in tensors(result)] == [part.dtype for part in tensors(eager)]
+        assert [part.shape for part in tensors(result)] == [part.shape for part in tensors(eager)]
+        assert distance(result, reference) <= 1.05 * distance(eager, reference)
+
+
+# --- the graph ------------------------------------------------------------------------------------
+
+
+def planned_graphs(names: Iterator[str] | list[str]) -> Iterator[torch._C.Graph]:
+    for name in names:
+        model, inputs = make(name)
+        frozen = trace_and_freeze(model, inputs, compute="upcast", verify=False)
+        yield frozen.baked("upcast").graph
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_kernel_works_on_a_reduced_dtype_and_no_cast_is_needless(name: str) -> None:
+    (graph,) = planned_graphs([name])
+    dtypes = infer(graph, {})
+    casts: dict[object, int] = collections.Counter()
+    for node in nodes_of(graph):
+        if node.kind() in KINDS:
+            assert dtypes.of_operands(node) not in REDUCED, node
+        target = cast_dtype(node)
+        if target is None:
+            continue
+        source = node.inputsAt(0)
+        assert not is_constant(source), f"a constant is cast on each call: {node}"
+        assert dtypes.of(source) is not target, f"cast to what it is: {node}"
+        if target is torch.float32 and dtypes.of(source) in REDUCED:
+            casts[source.debugName()] += 1
+        if target in REDUCED:
+            before = source.node()
+            is_round_trip = cast_dtype(before) is torch.float32
+            assert not (is_round_trip and dtypes.of(before.inputsAt(0)) is target), node
+    if name != "in place":
+        assert set(casts.values()) <= {1}, "a value is widened more than once"
+
+
+def test_a_float32_neighbour_shares_the_cast() -> None:
+    class Softmax(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = x @ x
+            return torch.softmax(scores.float(), -1) + (scores @ scores).float()
+
+    frozen = trace_and_freeze(Softmax().eval(), (torch.rand(8, 8),), compute="native", verify=False)
+    graph = frozen.graph.copy()
+    upcast(graph, {}, EVERY)
+    scores = next(node for node in nodes_of(graph) if node.kind() == "aten::matmul")
+    (rounded,) = [use.user for use in scores.output().uses()]
+    assert cast_dtype(rounded) is torch.bfloat16
+    users = [use.user for use in rounded.output().uses()]
+    assert [cast_dtype(user) for user in users] == [torch.float32]
+
+
+def test_weights_are_widened_once_even_when_shared() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(300, 300))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.linear(functional.linear(x, self.weight), self.weight)
+
+    frozen = trace_and_freeze(Tied().eval(), (torch.rand(8, 300),), compute="native", verify=False)
+    graph = frozen.baked("upcast").graph
+    addresses = {
+        node.output().toIValue().data_ptr()
+        for node in nodes_of(graph)
+        if node.kind() == "prim::Constant" and isinstance(node.output().toIValue(), torch.Tensor)
+        if node.output().toIValue().numel() == 300 * 300
+    }
+    assert len(addresses) == 1
+
+
+class Branches(nn.Module):
+    """Operators in branches and loops, as scripted submodules leave them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16).bfloat16()
+        self.last = nn.Linear(16, 16).bfloat16()
+
+    def forward(self, x: torch.Tensor, steps: int, flag: bool) -> torch.Tensor:
+        y = self.first(x.to(torch.bfloat16))
+        for _ in range(steps):
+            y = torch.tanh(self.last(y))
+            y = self.first(y) if flag else y + self.last(y)
+        return y
+
+
+@pytest.mark.parametrize("compute", PLANS)
+def test_branches_and_loops(compute: Any) -> None:
+    torch.manual_seed(0)
+    model = Branches().eval()
+    x = torch.randn(8, 16)
+    metadata = Metadata("frozen", torch.bfloat16, "cpu", (InputSpec.of_tensor("x", x),))
+    frozen = FrozenModule.wrap(torch.jit.freeze(torch.jit.script(model)), metadata, compute=compute)
+    exact = Branches().eval()
+    exact.load_state_dict(model.state_dict())
+    exact.double()
+    for steps in range(3):
+        for flag in (True, False):
+            result = frozen(x, steps, flag)
+            assert result.dtype == torch.bfloat16
+            torch.testing.assert_close(result, model(x, steps, flag), rtol=0.05, atol=0.02)
+    assert frozen.compute == compute
+
+
+def test_a_float32_program_has_nothing_to_change() -> None:
+    traced = torch.jit.trace(nn.Linear(8, 8).eval(), torch.rand(2, 8))
+    metadata = Metadata("frozen", None, "cpu")
+    frozen = FrozenModule.wrap(torch.jit.freeze(traced), metadata, compute="upcast")
+    assert frozen.compute == "native"
+    assert torch.equal(frozen(torch.ones(2, 8)), traced(torch.ones(2, 8)))
+
+
+# --- packed weights -------------------------------------------------------------------------------
+
+
+class Packable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(16, 64, 3, padding=1)
+        self.second = nn.Conv2d(64, 64, 3, groups=64)
+        self.up = nn.ConvTranspose2d(64, 32, 2, stride=2)
+        self.linear = nn.Linear(32, 2100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(functional.relu(self.second(self.first(x))))
+        return self.linear(y.view(y.shape[0], y.shape[1], -1).transpose(1, 2))
+
+
+@pytest.fixture(scope="module")
+def packable() -> tuple[FrozenModule, FrozenModule]:
+    """The same program upcast and packed."""
+    torch.manual_seed(0)
+    model = Packable().eval()
+    frozen = trace_and_freeze(model, (torch.randn(1, 16, 12, 12),), compute="native", verify=False)
+    return again(frozen.baked("upcast"), "upcast"), again(frozen, "packed")
+
+
+def plan_graph(frozen: FrozenModule) -> torch._C.Graph:
+    return frozen.__dict__["_program"]._functions["forward"]._function.graph
+
+
+def test_layers_with_constant_weights_are_packed(
+    packable: tuple[FrozenModule, FrozenModule],
+) -> None:
+    kinds = collections.Counter(node.kind() for node in nodes_of(plan_graph(packable[1])))
+    assert kinds["mkldnn::_convolution_pointwise"] == 2
+    assert kinds["mkldnn::_convolution_transpose_pointwise"] == 1
+    assert kinds["mkldnn::_linear_pointwise"] == 1
+    assert kinds["prim::ConstantMKLDNNTensor"] == 3
+    assert not any(kind.startswith("mkldnn::_reorder") for kind in kinds)
+
+
+@pytest.mark.parametrize("sizes", [(1, 12, 12), (3, 12, 12), (1, 20, 9), (2, 5, 30)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sizes_and_threads_other_than_packed_for_are_right(
+    packable: tuple[FrozenModule, FrozenModule], sizes: tuple[int, int, int], threads: int
+) -> None:
+    batch, height, width = sizes
+    x = torch.randn(batch, 16, height, width)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected, given = (module(x) for module in packable)
+        assert torch.equal(packable[1](x), given)
+    finally:
+        torch.set_num_threads(before)
+    assert given.dtype == expected.dtype
+    assert distance(given, expected) < 0.01
+
+
+def test_nan_stays_nan(packable: tuple[FrozenModule, FrozenModule]) -> None:
+    x = torch.randn(1, 16, 12, 12)
+    x[0, 3, 5, 5] = float("nan")
+    expected, given = (module(x).isnan() for module in packable)
+    assert expected.any()
+    assert torch.equal(given, expected)
+
+
+def test_results_are_in_the_usual_order() -> None:
+    model, inputs = make("conv3d")
+    frozen = trace_and_freeze(model, inputs, compute="packed", verify=False)
+    image, flat, _ = frozen(*inputs)
+    assert image.is_contiguous()
+    assert flat.is_contiguous()
+
+
+def test_a_program_that_sees_the_order_of_memory_keeps_its_convolutions() -> None:
+    class Strides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return y.as_strided((2, 4), (4, 1))
+
+    x = torch.randn(1, 3, 8, 8)
+    native, packed = (
+        trace_and_freeze(Strides().eval(), (x,), compute=compute, verify=False)
+        for compute in ("native", "packed")
+    )
+    del native
+    assert "aten::_convolution" in {node.kind() for node in nodes_of(plan_graph(packed))}
+    packed(x)
+
+
+def test_small_layers_and_single_rows_are_not_packed() -> None:
+    torch.manual_seed(0)
+    cases = {(8, 16): 16, (1, 512): 512}
+    for sizes, width in cases.items():
+        model = nn.Linear(width, 512 if width == 512 else 16).eval()
+        frozen = trace_and_freeze(model, (torch.rand(sizes),), compute="packed", verify=False)
+        assert "aten::linear" in {node.kind() for node in nodes_of(plan_graph(frozen))}
+
+
+def test_modules_that_share_a_program_do_not_disturb_each_other() -> None:
+    model, inputs = make("u-net")
+    native = trace_and_freeze(model, inputs, compute="native", verify=False)
+    expected = trace_and_freeze(model, inputs, compute="native", verify=False)(*inputs)
+    first, second = again(native, "packed"), again(native, "upcast")
+    assert torch.equal(native(*inputs), expected)
+    packed, upcast_ = first(*inputs), second(*inputs)
+    third = again(first, "native")
+    assert torch.equal(third(*inputs), expected)
+    assert torch.equal(first(*inputs), packed)
+    assert torch.equal(second(*inputs), upcast_)
+
+
+def test_packed_weights_come_back_to_the_bit() -> None:
+    torch.manual_seed(0)
+    model = Packable().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(1, 16, 12, 12)
+    frozen = trace_and_freeze(model, (x,), compute="native", verify=False)
+    expected = frozen(x)
+    weights = [item for item in held_by(frozen) if item.dim() > 1]
+    packed = again(frozen, "packed")
+    packed(x)
+    returned = [item for item in held_by(packed) if item.dim() > 1]
+    assert len(weights) == len(returned) == 4
+    for before, after in zip(weights, returned, strict=True):
+        assert torch.equal(before, after)
+        assert before.dtype == after.dtype
+        assert before.stride() == after.stride()
+    assert torch.equal(again(packed, "native")(x), expected)
+
+
+def held_by(frozen: FrozenModule) -> list[torch.Tensor]:
+    """The tensor constants of a module's storable program."""
+    values = [
+        node.output().toIValue()
+        for node in nodes_of(frozen.graph)
+        if node.kind() == "prim::Constant"
+    ]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+# --- in other processes ---------------------------------------------------------------------------
+
+LSTM = """
+import torch
+import amp_script
+torch.manual_seed(0)
+class Tagger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.LSTM(24, 32, num_layers=2, bidirectional=True)
+    def forward(self, x):
+        return self.layers(x)[0]
+model, x = Tagger().eval(), torch.randn(5, 2, 24)
+with torch.no_grad():
+    reference = model(x)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x)
+        print("eager runs")
+    except RuntimeError as error:
+        print("eager fails")
+frozen = amp_script.trace_and_freeze(model, (x,), dtype=torch.bfloat16)
+result = frozen(x)
+print(frozen.compute)
+print(float((result.float() - reference).norm() / reference.norm()))
+amp_script.save(frozen, "tagger.pt")
+print(torch.equal(amp_script.load("tagger.pt")(x), result))
+"""
+
+
+def test_an_lstm_runs_where_eager_autocast_fails(tmp_path: Any) -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LSTM],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    eager, plan, difference, equal = done.stdout.splitlines()
+    assert eager == "eager fails"
+    assert plan == "packed"
+    assert float(difference) < 0.01
+    assert equal == "True"
