@@ -30,7 +30,11 @@ Checker = Callable[..., list[Report]]
 
 
 def mypy(
-    files: Iterable[Path], *, search_path: Path | None = None, path: Sequence[Path] = ()
+    files: Iterable[Path],
+    *,
+    search_path: Path | None = None,
+    path: Sequence[Path] = (),
+    options: Sequence[str] = (),
 ) -> list[Report]:
     """Reports of ``mypy --strict``, notes of ``reveal_type`` included.
 
@@ -38,6 +42,7 @@ def mypy(
         files: what to check.
         search_path: for ``mypy_path``.
         path: directories before the interpreter's own packages.
+        options: more of mypy's own.
     """
     cache = (
         ROOT
@@ -46,7 +51,7 @@ def mypy(
         / "-".join("plain" if each is None else each.name for each in (search_path, *path))
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--warn-unreachable", "--output=json"]
-    command += ["--config-file=", f"--cache-dir={cache}", *map(str, files)]
+    command += ["--config-file=", f"--cache-dir={cache}", *options, *map(str, files)]
     lines = _run(command, MYPYPATH=search_path, PYTHONPATH=os.pathsep.join(map(str, path)))
     found = [json.loads(line) for line in lines.splitlines() if line]
     return [

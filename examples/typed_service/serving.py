@@ -31,6 +31,6 @@ class Service:
         scores = self._model(triples(texts, self._config))
         best = scores.exp().max(dim=1)
         return [
-            Answer(self._config.languages[int(index)], float(probability))
-            for probability, index in zip(best.values, best.indices, strict=True)
+            Answer(self._config.languages[int(best.indices[row])], float(best.values[row]))
+            for row in range(len(texts))
         ]

@@ -1,0 +1,5 @@
+"""The service of ``examples/typed_service`` on plain torch, to count what a type checker loses.
+
+Same names and steps, written as in the documentation of torch, with every annotation that can be
+given.
+"""
