@@ -160,6 +160,10 @@ def matrix_power(r: random.Random) -> Arguments:
     return square_matrix(r, dtype(r)), r.randint(-4, 12)
 
 
+def matrix_exp(r: random.Random) -> Arguments:
+    return (square_matrix(r, r.choice([*FLOATS, torch.float64])),)
+
+
 def matrix_and_hermitian(r: random.Random) -> tuple[torch.Tensor, bool]:
     kind = r.choice([torch.float32, torch.float32, dtype(r)])
     if r.random() < 0.4:
@@ -540,6 +544,12 @@ def tensorsolve(r: random.Random) -> Arguments:
     return torch.eye(2) * 2 + 0.1, tensor(r, [2], torch.float32), None
 
 
+def affine_grid(r: random.Random) -> Arguments:
+    dims, batch = r.choice([2, 3]), r.choice([1, 2])
+    theta = tensor(r, [batch, dims, dims + 1], r.choice([*FLOATS, torch.float64]))
+    return theta, [batch, 1, *(r.choice([1, 2, 3]) for _ in range(dims))], r.random() < 0.5
+
+
 ARGUMENTS: dict[str, Draw] = {
     "aten::_convolution_mode": lambda r: _batched(convolution(2)(r)),
     "aten::_convolution.out": into(convolved(False, [0], 1, False, False, True, True)),
@@ -549,6 +559,7 @@ ARGUMENTS: dict[str, Draw] = {
     "aten::_transformer_encoder_layer_fwd": encoder_layer,
     "aten::_trilinear": trilinear,
     "aten::_weight_norm": weight_norm,
+    "aten::affine_grid_generator": affine_grid,
     "aten::bilinear": bilinear,
     "aten::binary_cross_entropy_with_logits.out": into(logits),
     "aten::chain_matmul": matrices,
@@ -581,6 +592,7 @@ ARGUMENTS: dict[str, Draw] = {
     "aten::ldexp_": two,
     "aten::linalg_cond.out": into(positive(None)),
     "aten::linalg_cond.p_str_out": into(positive("fro")),
+    "aten::linalg_matrix_exp": matrix_exp,
     "aten::linalg_matrix_norm.out": into(matrix_2x2(1.0, [0, 1], False, None)),
     "aten::linalg_matrix_norm.str_ord_out": into(matrix_2x2("fro", [0, 1], False, None)),
     "aten::linalg_matrix_power": matrix_power,
@@ -607,6 +619,7 @@ ARGUMENTS: dict[str, Draw] = {
     "aten::lstm.input": recurrent("lstm", packed=False),
     "aten::lstm_cell": cell("lstm"),
     "aten::matmul.out": into(matmul),
+    "aten::matrix_exp": matrix_exp,
     "aten::matrix_power": matrix_power,
     "aten::matrix_power.out": into(matrix_power),
     "aten::mvlgamma": mvlgamma,

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from composite_arguments import ARGUMENTS
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from amp_script import policy
 from amp_script.jit_state import AmbientState, jit_autocast_pass, shield
 from amp_script.lowering import lower_graph
 from amp_script.lowering.composites import Decomposition, registry
-from composite_arguments import ARGUMENTS
 
 REGIONS = (torch.bfloat16, torch.float16)
 

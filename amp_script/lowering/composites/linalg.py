@@ -185,3 +185,15 @@ def _vecdot(self: Tensor, other: Tensor, dim: int) -> Tensor:
     if self.dim() == 1 and other.dim() == 1:
         return torch.vdot(self, other)
     return self.conj().mul(other).sum([dim])
+
+
+@decomposes("aten::linalg_matrix_exp", "aten::matrix_exp")
+def _matrix_exp(self: Tensor) -> Tensor:
+    if self.dtype == torch.bfloat16 or self.dtype == torch.float16:
+        # The first of many steps of the kernel: where autocast changes it, it changes them all.
+        norm = self.abs().sum([-2])
+        assert norm.dtype == self.dtype, (
+            "the exponential of a matrix in lower precision cannot be lowered exactly for this "
+            "device; cast the matrix to float32, or call it where autocast is off"
+        )
+    return torch.linalg.matrix_exp(self)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from .registry import decomposes
 
-
 # Modes are numbers to the inner operator: 0 reflect, 1 replicate, 2 circular, 3 constant.
 
 
