@@ -137,8 +137,8 @@ class _MakingSubclass(_Making):
 
 def _not_entered(region: autocast) -> RuntimeError:
     return RuntimeError(
-        f"left {region!r}, which this thread has not entered: a region is left in the thread that "
-        "entered it, as often as it was entered"
+        f"left autocast({region.device!r}, {region.fast_dtype}), which this thread has not "
+        "entered: a region is left in the thread that entered it, as often as it was entered"
     )
 
 
@@ -311,6 +311,17 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
         if recorded:
             record_exit()
         return False
+
+    @_drop
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the dispatch key: in another torch its number is another."""
+        return {name: value for name, value in vars(self).items() if name != "_key"}
+
+    @_drop
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what ``__getstate__`` gave."""
+        self.__dict__.update(state)
+        self._key = _autocast_key(self.device)
 
     @_drop
     def __call__(self, func: F) -> F:

@@ -316,6 +316,7 @@ class TestCopies:
         assert vars(copied) == vars(region)
         with region, copied:
             assert not torch.is_autocast_cache_enabled()
+        assert "_key" not in region.__getstate__()
 
 
 class TestSubclasses:
