@@ -11,6 +11,8 @@ Private names used here, present in torch 2.6 to 2.15: the two operators named i
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +37,7 @@ from amp_script.lowering._graph import (
 
 from .dtypes import cast_dtype
 
-__all__ = ["Stored", "StoredConstants", "fold_casts"]
+__all__ = ["Stored", "StoredConstants", "fold_casts", "return_free_memory"]
 
 Key: TypeAlias = "tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]"
 """What tells a constant from all others that are alive: address, dtype, sizes and strides."""
@@ -134,12 +136,18 @@ def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> Non
     editors = [Editor(graph) for graph in graphs]
     casts, kept = _find_casts(editors)
     workspace = _Workspace()
+    freed = 0
     for key, places in casts.items():
         forms = _Forms(constant(places[0][1].inputsAt(0)), workspace)
         for editor, cast in places:
             forms.replace(editor, cast)
         if storable is not None and key not in kept:
+            freed += forms.reduced_bytes
             storable.take_out(key, Stored(key[1], forms.recovery()))
+        del forms
+        if freed >= _WORTH_RETURNING:
+            return_free_memory()
+            freed = 0
 
 
 _Casts: TypeAlias = "dict[Key, list[tuple[Editor, Node]]]"
@@ -159,6 +167,21 @@ def _find_casts(editors: Sequence[Editor]) -> tuple[_Casts, set[Key]]:
                     else:
                         kept.add(key)
     return casts, kept
+
+
+_WORTH_RETURNING: Final = 4 << 20
+"""Bytes freed from which the system's allocator is asked to give pages back."""
+
+
+def return_free_memory() -> None:
+    """Have the system's allocator give back pages that it keeps for later, where it can.
+
+    Freed constants leave holes between live ones, too small for the wider ones that follow; glibc
+    keeps their pages unless it is asked.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 class _Workspace:
@@ -186,6 +209,11 @@ class _Forms:
         self._workspace = workspace
         self._plain: torch.Tensor | None = None
         self._packed: dict[str, torch.Tensor] = {}
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Size of the constant in its reduced dtype."""
+        return self._reduced.nbytes
 
     def replace(self, editor: Editor, cast: Node) -> None:
         """Replace a cast by constants, each user's in the form that it takes."""

@@ -15,6 +15,7 @@ import torch
 from amp_script.lowering._graph import Editor, Graph, Value, constant, is_constant, nodes_of
 from amp_script.metadata import InputSpec
 
+from .constants import return_free_memory
 from .dtypes import cast_dtype, input_name
 from .templates import insert
 
@@ -57,6 +58,9 @@ def sizes_on_examples(
             sizes = function(cpp_module, *arguments)
     except RuntimeError:
         return {}
+    finally:
+        del function, arguments
+        return_free_memory()
     return {name: tuple(size) for name, size in zip(found, sizes, strict=True)}
 
 

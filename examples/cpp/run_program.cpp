@@ -3,8 +3,8 @@
 //   run_program MODEL.pt INPUTS.pt OUTPUTS.pt [RUNS]
 //
 // INPUTS.pt holds a tuple or list of arguments, written in Python by torch.save((x, y), "INPUTS.pt").
-// OUTPUTS.pt receives what the last run returned; torch.load reads it. All runs must agree to the
-// bit, because the casts are in the program: there is no first run that differs.
+// OUTPUTS.pt receives what the last run returned; torch.load(..., weights_only=False) reads it. All
+// runs must agree to the bit, because the casts are in the program: no first run differs.
 
 #include <chrono>
 #include <cstdlib>
