@@ -33,8 +33,11 @@ def attach_weights(graph: Graph, module: CppModule, changing: Collection[torch.T
     """
     excepted = {id(tensor) for tensor in changing}
     editor = Editor(graph)
+    written = {_place(node) for node in nodes_of(graph) if node.kind() == "prim::SetAttr"}
     for node in nodes_of(graph):
         if node.kind() != "prim::GetAttr" or node.output().type().kind() != "TensorType":
+            continue
+        if _place(node) in written:
             continue
         tensor = _attribute(node, module)
         if isinstance(tensor, torch.Tensor) and id(tensor) not in excepted:
@@ -54,6 +57,11 @@ def own_constants(graph: Graph, foreign: Iterable[torch.Tensor]) -> None:
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages:
             node.output().replaceAllUsesWith(editor.constant_before(node, value.clone()))
             node.destroy()
+
+
+def _place(node: Node) -> tuple[str, str]:
+    """Type of the module and name of the attribute that a node reads or writes."""
+    return str(node.inputsAt(0).type().annotation_str), str(node.s("name"))
 
 
 def _attribute(node: Node, module: CppModule) -> object:

@@ -6,9 +6,8 @@ still run, by a compute plan or on another machine. So the operator is recorded 
 its results are worked out in float32 from the rounded values, for the rest of the recording to go
 on with.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._VF``,
-``torch._C._get_tracing_state`` and its ``graph``, ``torch._C._set_tracing_state``,
-``torch._C._set_value_trace``, ``torch._C.ListType.ofTensors``.
+Private names used here, present in torch 2.6 to 2.15: ``torch._VF``, the
+tracing state's ``graph``, ``torch._C._set_value_trace``, ``torch._C.ListType.ofTensors``.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import torch
 from amp_script.interception import replaced
 from amp_script.jit_state import shield
 from amp_script.lowering._graph import Value
-from amp_script.recording import value_trace
 from amp_script.regions import Region
+from amp_script.tracing_state import is_recording, recording_paused, value_trace
 
 __all__ = ["stand_in_for_missing_kernels"]
 
@@ -40,14 +39,10 @@ def stand_in_for_missing_kernels(region: Region) -> Iterator[None]:
 
 def _lstm(dtype: torch.dtype, original: Callable[..., Any], *args: Any) -> Any:
     """Stand for the function that ``nn.LSTM`` calls."""
-    state = _C._get_tracing_state()
-    if state is None:
+    if not is_recording():
         return original(*args)
-    _C._set_tracing_state(None)
-    try:
+    with recording_paused() as state:
         results = _results(dtype, original, args)
-    finally:
-        _C._set_tracing_state(state)
     if results is None:
         return original(*args)
     _record("aten::lstm", state.graph(), args, results)

@@ -27,6 +27,7 @@ from torch.amp.autocast_mode import _cast
 
 from amp_script.interception import replaced
 from amp_script.regions import Region
+from amp_script.tracing_state import is_recording
 
 __all__ = ["python_operators_as_their_bodies"]
 
@@ -48,7 +49,7 @@ def _call(
     """Stand for the call of an operator."""
     packet = operator.overloadpacket if isinstance(operator, OpOverload) else operator
     definition: Any = OPDEFS.get(packet._qualified_op_name)
-    if definition is None or not torch._C._is_tracing():
+    if definition is None or not is_recording():
         return original(operator, *args, **kwargs)
     bodies = definition._backend_fns
     body = bodies.get(device_type) or bodies.get(None) or definition._init_fn

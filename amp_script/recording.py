@@ -3,7 +3,7 @@
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._trace.TopLevelTracedModule``,
 ``torch.jit._recursive`` (``create_script_module``, ``make_stub``, ``wrap_cpp_module``,
 ``make_stubs_from_exported_methods``), ``torch.jit._state._python_cu``, ``torch._jit_internal``
-(``module_has_exports``), ``torch.utils._pytree.tree_leaves``, ``torch._C`` (``_get_value_trace``,
+(``module_has_exports``), ``torch.utils._pytree.tree_leaves``, ``torch._C`` (
 ``_freeze_module``, ``_jit_pass_inline``, ``_jit_pass_dce``, ``_jit_try_infer_type``), and of the
 C++ module ``_create_method_from_trace``, ``_define``, ``_register_attribute``, ``_get_method``,
 ``_method_names`` and ``hasattr``.
@@ -23,17 +23,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from amp_script.errors import TracingError
-from amp_script.lowering._graph import Editor, Graph, Value, nodes_of
+from amp_script.lowering._graph import Editor, Graph, nodes_of
 from amp_script.lowering.composites.tracing import trace_composites
 from amp_script.lowering.functions import CALLS, name_of
 from amp_script.script_calls import lowered_script_calls
+from amp_script.tracing_state import value_trace
 from amp_script.untouched import tensors_of
 
 _C: Any = torch._C  # torch's stubs lack most of what is used here
 _recursive: Any = torch.jit._recursive
 _trace: Any = torch.jit._trace
 
-__all__ = ["Recorder", "insert_bodies", "tensors_with_grad", "value_trace"]
+__all__ = ["Recorder", "insert_bodies", "tensors_with_grad"]
 
 
 class Recorder:
@@ -55,13 +56,14 @@ class Recorder:
     def __init__(
         self, model: object, modules: Sequence[nn.Module], preserved: Sequence[str] = ()
     ) -> None:
-        self._attached: dict[int, torch.Tensor] = {}
         methods = [name for name in preserved if inspect.ismethod(getattr(model, name, None))]
         if isinstance(model, nn.Module) and (methods or _has_exports(model)):
             self._module = _compiled(model, methods)
-            self._attached = {id(tensor): tensor for tensor in tensors_of([model])}
+            held = [model]
         else:
-            self._module = _empty(type(model), modules)
+            held = _scripted_parts(modules)
+            self._module = _empty(type(model), held)
+        self._attached = {id(tensor): tensor for tensor in tensors_of(held)}
         self.cpp_module: Any = self._module._c
         self.compiled = tuple(self.cpp_module._method_names())
         if "forward" in self.compiled:
@@ -172,12 +174,6 @@ def insert_bodies(graph: Graph, body_of: Callable[[str], Graph | None]) -> None:
             node.destroy()
 
 
-def value_trace(tensor: torch.Tensor) -> Value:
-    """The value that stands for a tensor in the graph being recorded; only while recording."""
-    value: Value = _C._get_value_trace(tensor)
-    return value
-
-
 def _recorded(output: torch.Tensor) -> torch.Tensor:
     """Make an output that does not depend on the inputs part of the recording."""
     is_constant = value_trace(output).node().kind() == "prim::Constant"
@@ -203,10 +199,10 @@ def _compiled(model: nn.Module, methods: Sequence[str]) -> torch.jit.ScriptModul
     return module
 
 
-def _empty(named_after: type, modules: Sequence[nn.Module]) -> torch.jit.ScriptModule:
-    """A module without methods that holds the scripted parts of modules, for calls of them."""
+def _empty(named_after: type, parts: Sequence[nn.Module]) -> torch.jit.ScriptModule:
+    """A module without methods that holds scripted modules, for calls of them."""
     holder = type(named_after.__name__, (nn.Module,), {"__module__": named_after.__module__})()
-    for index, part in enumerate(_scripted_parts(modules)):
+    for index, part in enumerate(parts):
         holder.add_module(f"scripted_{index}", part)
     module: torch.jit.ScriptModule
     module = _trace.TopLevelTracedModule(holder.eval(), _compilation_unit=_python_cu)

@@ -6,7 +6,7 @@ see. Inside :func:`lowered_script_calls` each call runs, and records, the graph 
 calling thread's autocast state.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptMethod``,
-``torch._C.ScriptFunction``, ``torch._C.CompilationUnit``, ``torch.jit._state._python_cu``.
+``torch._C.ScriptFunction``, ``torch._C.CompilationUnit``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.jit._state import _python_cu
 
 from amp_script.interception import replaced
 from amp_script.jit_state import AmbientState, shield
-from amp_script.lowering import lower_graph
-from amp_script.programs import Compiled, Program, originals
+from amp_script.programs import Compiled, Library, Program, originals
+from amp_script.tracing_state import recording_paused
 
 __all__ = ["LoweredCalls", "lowered_script_calls"]
 
@@ -43,10 +42,11 @@ def lowered_script_calls() -> Iterator[LoweredCalls]:
 
 
 class LoweredCalls:
-    """Lowered functions by qualified name and state, for one block."""
+    """Lowered functions by program and state, for one block."""
 
     def __init__(self) -> None:
-        self._lowered: dict[tuple[str, AmbientState], torch._C.ScriptFunction[..., Any]] = {}
+        self._lowered: dict[tuple[Program, AmbientState], torch._C.ScriptFunction[..., Any]] = {}
+        self._programs: dict[int, tuple[torch._C.Graph, Program]] = {}
         self._unit = torch._C.CompilationUnit()
 
     def graph(self, name: str) -> torch._C.Graph | None:
@@ -58,12 +58,9 @@ class LoweredCalls:
         self, original: Callable[..., Any], compiled: Compiled, *args: Any, **kwargs: Any
     ) -> Any:
         """Stand for the ``__call__`` of a compiled function or method."""
-        arguments = _positional(compiled, args, kwargs)
-        if arguments is None:
-            return original(compiled, *args, **kwargs)  # which says what is wrong with them
-        function = self._function(compiled, AmbientState.current())
-        with shield():
-            return _call_function(function, *arguments)
+        return self._call(
+            partial(original, compiled), self._program(compiled), compiled, args, kwargs
+        )
 
     def call_program(
         self,
@@ -74,37 +71,43 @@ class LoweredCalls:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Stand for :meth:`Program.call`."""
-        return self.call(partial(original, program), compiled, *args, **kwargs)
+        return self._call(partial(original, program, compiled), program, compiled, args, kwargs)
 
-    def _function(
-        self, compiled: Compiled, state: AmbientState
-    ) -> torch._C.ScriptFunction[..., Any]:
-        name = _qualified_name(compiled)
-        found = self._lowered.get((name, state))
-        if found is None:
-            graph = _source(name, compiled).copy()
-            lower_graph(graph, state, originals)
-            found = self._unit.create_function(f"lowered_{len(self._lowered)}", graph)
-            self._lowered[name, state] = found
-        return found
+    def _call(
+        self,
+        original: Callable[..., Any],
+        program: Program,
+        compiled: Compiled,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        arguments = _positional(compiled, args, kwargs)
+        if arguments is None:
+            return original(*args, **kwargs)  # which says what is wrong with them
+        key = program, AmbientState.current()
+        function = self._lowered.get(key)
+        if function is None:
+            with recording_paused():  # passes run operators to fold them
+                graph = program.lowered_graph(key[1])
+            function = self._unit.create_function(f"lowered_{len(self._lowered)}", graph)
+            self._lowered[key] = function
+        with shield():
+            return _call_function(function, *arguments)
+
+    def _program(self, compiled: Compiled) -> Program:
+        """A program of what is compiled already."""
+        graph = compiled.graph
+        if id(graph) not in self._programs:
+            library, name, owner = originals, str(compiled.name), getattr(compiled, "owner", None)
+            if owner is not None:
+                # What it calls may be from a file, whose types may have names of types in here.
+                library, name = Library(), f"{owner._type().qualified_name()}.{name}"
+                library.learn(owner)
+            self._programs[id(graph)] = graph, Program(library, name, compiled)
+        return self._programs[id(graph)][1]
 
 
 _call_function = torch._C.ScriptFunction.__call__
-
-
-def _source(name: str, compiled: Compiled) -> torch._C.Graph:
-    """The graph as it was compiled, also of what was lowered in place since."""
-    known = _python_cu.find_function(name)
-    is_known = known is not None and known.graph is compiled.graph  # not one from a file
-    source = originals.graph_named(name) if is_known else None
-    return compiled.graph if source is None else source
-
-
-def _qualified_name(compiled: Compiled) -> str:
-    if isinstance(compiled, torch._C.ScriptMethod):
-        owner: Any = compiled.owner
-        return f"{owner._type().qualified_name()}.{compiled.name}"
-    return compiled.qualified_name
 
 
 def _positional(

@@ -4,8 +4,6 @@ A trace records operators. What Python does with a tensor's values, such as a br
 on the example. torch warns of it at some lines and keeps silent at others; here each such place is
 noted with the line of the model's source and with what it depends on: the *sizes* of the inputs,
 which other example inputs can check, or their *data*, which none can.
-
-Private names used here, present in torch 2.6 to 2.15: ``torch._C._get_tracing_state``.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from torch.jit._trace import TracerWarning
 
 from amp_script.interception import replaced
 from amp_script.lowering._graph import Value
-from amp_script.recording import value_trace
+from amp_script.tracing_state import is_recording, value_trace
 
 __all__ = ["HeldFast", "depends_on_data", "trace_session"]
 
@@ -143,7 +141,7 @@ def depends_on_data(value: torch.Tensor | None) -> bool:
     Torch also warns of tensors changed in place while others look at them; there is no value then,
     and what they hold matters.
     """
-    if value is None or torch._C._get_tracing_state() is None:
+    if value is None or not is_recording():
         return True
     pending: list[Value] = [value_trace(value)]
     seen: set[int] = set()

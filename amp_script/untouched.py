@@ -2,6 +2,9 @@
 
 A forward may count its calls in a buffer, cache a table on the module, or draw random numbers.
 Tracing and verifying run it several times, and none of that is the caller's business.
+
+Private names used here, present in torch 2.6 to 2.15: the C++ module's ``_get_method``,
+``_method_names``, ``hasattr``, ``getattr`` and ``setattr``.
 """
 
 from __future__ import annotations
@@ -85,6 +88,7 @@ class _Saved:
 
     module: nn.Module
     attributes: dict[str, Any]
+    script_attributes: dict[str, Any]
     containers: list[tuple[Any, Any]]
     tensors: list[tuple[torch.Tensor, torch.Tensor]]
     parameters: list[tuple[str, torch.Tensor, int]]
@@ -99,9 +103,12 @@ class _Saved:
         ]
         tensors = [value for value in attributes.values() if isinstance(value, torch.Tensor)]
         tensors += [buffer for _, buffer in module.named_buffers(recurse=False)]
+        script_attributes = _script_attributes(module)
+        tensors += [v for v in script_attributes.values() if isinstance(v, torch.Tensor)]
         return cls(
             module,
             attributes,
+            script_attributes,
             containers,
             [(tensor, tensor.detach().clone()) for tensor in tensors],
             [(name, p, p._version) for name, p in module.named_parameters(recurse=False)],
@@ -112,11 +119,20 @@ class _Saved:
             self._rebound()
             or any(_differ(container, copy) for container, copy in self.containers)
             or bool(self.changed_tensors())
+            or bool(self._rebound_script_attributes())
         )
 
     def changed_tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Tensors with the values that they had; torch's count of changes misses some kernels."""
         return [(tensor, values) for tensor, values in self.tensors if not tensor.equal(values)]
+
+    def _rebound_script_attributes(self) -> list[str]:
+        cpp_module: Any = getattr(self.module, "_c", None)
+        return [
+            name
+            for name, value in self.script_attributes.items()
+            if not _is_still(cpp_module.getattr(name), value)
+        ]
 
     def _rebound(self) -> bool:
         now = vars(self.module)
@@ -135,6 +151,9 @@ class _Saved:
             else:
                 container.clear()
                 container.update(copy)
+        for name in self._rebound_script_attributes():
+            cpp_module: Any = self.module._c
+            cpp_module.setattr(name, self.script_attributes[name])
         with torch.no_grad():
             for tensor, values in self.changed_tensors():
                 tensor.copy_(values)
@@ -146,6 +165,34 @@ class _Saved:
                     f"the model changes its parameter {name!r} of {type(self.module).__name__} in "
                     "place when it runs; make it a buffer, or change a copy"
                 )
+
+
+def _script_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a ScriptModule that its methods name, but parameters and modules."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return {}
+    cpp_module: Any = module._c
+    graphs = [cpp_module._get_method(name).graph for name in cpp_module._method_names()]
+    names = {
+        node.s("name")
+        for graph in graphs
+        for kind in ("prim::GetAttr", "prim::SetAttr")
+        for node in graph.findAllNodes(kind)
+    }
+    values = {name: cpp_module.getattr(name) for name in names if cpp_module.hasattr(name)}
+    kept = (nn.Parameter, torch._C.ScriptModule)
+    return {name: value for name, value in values.items() if not isinstance(value, kept)}
+
+
+def _is_still(now: Any, before: Any) -> bool:
+    if isinstance(before, torch.Tensor):
+        return now is before or (
+            isinstance(now, torch.Tensor)
+            and now.data_ptr() == before.data_ptr()
+            and now.shape == before.shape
+            and now.dtype == before.dtype
+        )
+    return type(now) is type(before) and bool(now == before)
 
 
 def _differ(container: Any, copy: Any) -> bool:
