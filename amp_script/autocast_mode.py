@@ -13,13 +13,13 @@ There is a branch for each of those who meet the class:
 - ``torch.compile`` and strict export know torch's class by identity, and are given an instance of
   it by ``__new__``. Non-strict export runs the eager branch, which tells it of the region.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._C._is_torch_function_mode_enabled``,
-``torch._jit_internal._drop``, ``FunctionModifiers`` and the attributes
-``_jit_override_qualname`` and ``_torchscript_modifier``;
-``torch._C._dispatch_key_for_device``, ``_dispatch_key_parse``,
-``_dispatch_tls_is_dispatch_key_excluded`` and ``_dispatch_tls_set_dispatch_key_excluded``, which
-are all that ``torch.is_autocast_enabled`` and ``torch.set_autocast_enabled`` do, without the time
-that these take to read a device's name.
+Private names used here, tried on torch 2.6, 2.13 and 2.14: ``_drop`` and ``FunctionModifiers`` of
+``torch._jit_internal``, and the attributes ``_jit_override_qualname`` and
+``_torchscript_modifier`` of classes; ``torch._C._is_torch_function_mode_enabled``;
+``_dispatch_key_for_device``, ``_dispatch_key_parse``, ``_dispatch_tls_is_dispatch_key_excluded``
+and ``_dispatch_tls_set_dispatch_key_excluded`` of ``torch._C``, which are all that
+``torch.is_autocast_enabled`` and ``torch.set_autocast_enabled`` do, without the time that these
+take to read a device's name.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Entry(NamedTuple):
 
 
 _PlainEntry = tuple["autocast", bool, torch.dtype, bool, bool]
-"""An :class:`_Entry` as the stack holds it: a named tuple takes five times as long to make."""
+"""An :class:`_Entry` as the stack holds it: a named tuple takes many times as long to make."""
 
 _stack = threading.local()
 """``entries``: a list of the regions that the thread is in, the innermost last."""
@@ -239,7 +239,7 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
 
     @_drop
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Leave a subclass its own arguments, and keep it from TorchScript, which ignores it."""
+        """Leave a subclass its own arguments, and have TorchScript refuse it: it would not cast."""
         super().__init_subclass__(**kwargs)
         cls._jit_override_qualname = f"__torch__.{cls.__module__}.{cls.__name__}"
         cls._torchscript_modifier = FunctionModifiers.IGNORE
@@ -254,7 +254,7 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        """Make a region of a subclass; what is said of :class:`_Making` holds."""
+        """Make a region of a subclass; :class:`_Making` does the same for the class itself."""
         admit(device_type)
         self._key = _autocast_key(device_type)
         self.device = device_type

@@ -8,7 +8,7 @@ is not, and torch's decorator puts the record on the first input instead. Ours h
 ``setup_context`` make it, which is called next and in the same state. The function of a
 ``torch.library.custom_op`` finds the context in the frame that torch calls the operator from.
 
-Private names used here, present in torch 2.6 to 2.15: the attributes ``_dtype`` and
+Private names used here, tried on torch 2.6, 2.13 and 2.14: the attributes ``_dtype`` and
 ``_fwd_used_autocast`` of contexts, and the variable ``ctx`` in ``torch._library.autograd``.
 """
 

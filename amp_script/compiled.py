@@ -4,7 +4,7 @@ Dynamo knows ``torch.autocast`` by identity and makes it a region of its graph; 
 it traces the methods, and the region is lost. So a region made while Dynamo traces is one of
 torch's own. Instances made outside and decorated functions need nothing of this.
 
-Private name used here, present in torch 2.6 to 2.15: the function attribute
+Private name used here, tried on torch 2.6, 2.13 and 2.14: the function attribute
 ``_torchdynamo_disable``, which is what ``torch.compiler.disable`` sets, without importing Dynamo.
 """
 

@@ -4,7 +4,7 @@ The rows say what torch's own autocast does at construction; the differential te
 installed torch. Whether a device type has autocast at all is torch's own answer, which knows device
 types that no row names.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._C._is_autocast_available``,
+Private names used here, tried on torch 2.6, 2.13 and 2.14: ``torch._C._is_autocast_available``,
 ``torch._C._get_privateuse1_backend_name``, ``torch.cuda.amp.common.amp_definitely_not_available``.
 """
 

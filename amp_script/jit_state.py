@@ -6,7 +6,7 @@ process: whether TorchScript's own autocast pass rewrites a graph before its fir
 This module reads the first as a value, sets the second and puts it back, and shields a call from
 both.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch._C._jit_set_autocast_mode``,
+Private names used here, tried on torch 2.6, 2.13 and 2.14: ``torch._C._jit_set_autocast_mode``,
 ``torch._C._DisableAutocast``, ``torch._C._get_privateuse1_backend_name``,
 ``torch._C._dispatch_tls_local_exclude_set``.
 """
@@ -67,11 +67,11 @@ class AmbientState:
 
     @classmethod
     def current(cls) -> AmbientState:
-        """Return the calling thread's state, in about a microsecond."""
-        device_types = _device_types(torch._C._get_privateuse1_backend_name())
+        """Return the calling thread's state, in about two microseconds."""
+        private_backend = torch._C._get_privateuse1_backend_name()
         return _remembered(
-            device_types,
-            tuple(map(torch.get_autocast_dtype, device_types)),
+            private_backend,
+            tuple(map(torch.get_autocast_dtype, _device_types(private_backend))),
             torch.is_autocast_cache_enabled(),
             torch._C._dispatch_tls_local_exclude_set().raw_repr(),
         )
@@ -131,7 +131,7 @@ def _device_types(private_backend: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _remembered(
-    device_types: tuple[str, ...],
+    private_backend: str,
     dtypes: tuple[torch.dtype, ...],
     cache_enabled: bool,
     excluded_dispatch_keys: int,
@@ -144,7 +144,7 @@ def _remembered(
     del excluded_dispatch_keys
     devices = tuple(
         (name, DeviceState(torch.is_autocast_enabled(name), dtype))
-        for name, dtype in zip(device_types, dtypes, strict=True)
+        for name, dtype in zip(_device_types(private_backend), dtypes, strict=True)
     )
     return AmbientState(devices, cache_enabled)
 

@@ -4,8 +4,9 @@ Non-strict export runs the Python of a model under a function mode that records 
 mode knows regions by two functions of torch's, and torch's own ``autocast`` hands them to that mode
 alone. So does ours.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch.amp.autocast_mode._enter_autocast``,
-``_exit_autocast``, ``torch.overrides._get_current_function_mode_stack``,
+Private names used here, tried on torch 2.6, 2.13 and 2.14: ``_enter_autocast`` and
+``_exit_autocast`` of ``torch.amp.autocast_mode``,
+``torch.overrides._get_current_function_mode_stack``,
 ``torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode``.
 """
 

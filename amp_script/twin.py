@@ -3,14 +3,14 @@
 TorchScript does not compile what a decorator returns. It takes the source of the function that
 ``inspect.unwrap`` leads to, and looks names up in the globals and closure of the function that it
 was given; so a decorator is dropped without a word. The functions made here lead it to a *twin*
-instead. The twin's source is the original's, with ``with autocast(...):`` around the body and every
-line where it was. Decorated function and twin both have the original's globals and closure, and
-the one name more that this line uses. A twin that is called, calls what was decorated.
+instead. The twin's source is the original's, with ``with autocast(...):`` around the body, and each
+line of the body where it was. Decorated function and twin both have the original's globals and
+closure, and the names that this line uses. A twin that is called, calls what was decorated.
 
 The source is made when it is asked for, through :mod:`linecache`. Where a region cannot be written
 as source, TorchScript finds a function that it refuses to compile, for the reason it gives.
 
-Private names used here, present in torch 2.6 to 2.15: the function attributes
+Private names used here, tried on torch 2.6, 2.13 and 2.14: the function attributes
 ``__script_unsupported`` and ``__prepare_scriptable__``, which TorchScript looks for, and
 ``torch._jit_internal._qualified_name``.
 """
@@ -73,7 +73,8 @@ def decorate_function(region: Region, func: Function) -> Any:
     """
     original = inspect.unwrap(func)
     original = getattr(original, "__func__", original)
-    if not isinstance(original, types.FunctionType):
+    known = isinstance(func, (types.FunctionType, types.MethodType))
+    if not (known and isinstance(original, types.FunctionType)):
         return _decorate_other(region, func)
 
     refusal = getattr(func, "__script_unsupported", None) or _refusal(region)

@@ -5,6 +5,7 @@ file forks a child for each, from a process that has imported torch and compiled
 a JSON object of case name to error text, or null.
 """
 
+import functools
 import gc
 import inspect
 import io
@@ -463,7 +464,8 @@ def case_what_has_no_source_is_refused() -> None:
 
 
 def case_what_is_no_function_is_refused() -> None:
-    for thing in (torch.mm, nn.Linear(2, 2), nn.Linear, torch.jit.script(plain)):
+    cached = functools.lru_cache(plain)
+    for thing in (torch.mm, nn.Linear(2, 2), nn.Linear, torch.jit.script(plain), cached):
         made = autocast("cpu")(thing)
         refused(lambda made=made: torch.jit.script(made), RuntimeError, "autocast decorates a")
 

@@ -117,6 +117,17 @@ class TestFunctions:
         assert isinstance(region(nn.Linear)(2, 2), nn.Linear)
         assert region(torch.jit.script(lambda_source))(X).dtype is BF16
 
+    def test_functions_under_decorators_that_are_classes(self) -> None:
+        class Calls:
+            def __init__(self, function: Callable[[], torch.dtype]) -> None:
+                self.__wrapped__ = function
+
+            def __call__(self) -> torch.dtype:
+                return self.__wrapped__()
+
+        assert autocast("cpu")(Calls(dtype_now))() is BF16
+        assert autocast("cpu")(functools.lru_cache(dtype_now))() is BF16
+
     def test_the_traceback_shows_the_functions_own_line(self) -> None:
         @autocast("cpu")
         def fails() -> None:

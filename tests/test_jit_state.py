@@ -48,6 +48,8 @@ def in_a_thread(function: Callable[[], object]) -> None:
 
 
 class TestAmbientState:
+    # Torch lists names that it asks nobody to use, and says so of the first one used.
+    @pytest.mark.filterwarnings("ignore:.* is no longer used as device type:UserWarning")
     def test_answers_as_torch_does_for_every_device_type(self) -> None:
         state = AmbientState.current()
         assert [name for name, _ in state.devices] == list(DEVICE_TYPES)
