@@ -62,7 +62,8 @@ def ambient_cast_cache() -> torch._C.ScriptDict:
         if mode in by_mode and by_mode[mode][0] is died:
             del by_mode[mode]
 
-    cache = torch._C.ScriptDict({_witness: torch.zeros(0)})
+    # TorchScript finds out the type of a dictionary from what is in it.
+    cache = torch._C.ScriptDict({_witness: _witness})
     by_mode[mode] = weakref.ref(witnessed, forget), cache
     return cache
 

@@ -94,7 +94,9 @@ class Program:
         self.source: torch._C.Graph = compiled.graph
         self._compiled = compiled
         self._parameters = compiled.schema.arguments
-        self._variants: dict[AmbientState, torch._C.ScriptFunction[..., Any]] = {}
+        self._variants: dict[
+            tuple[AmbientState, bool, bool], torch._C.ScriptFunction[..., Any]
+        ] = {}
         self._lock = threading.Lock()
 
     def lower(self) -> None:
@@ -116,16 +118,30 @@ class Program:
         self.library.lower(graph, Entry.of(inside, in_region=False))
         return graph
 
-    def variant(self, state: AmbientState) -> torch._C.ScriptFunction[..., Any]:
-        """The program lowered for calls in a region.
+    @cached_property
+    def _forks(self) -> bool:
+        return self.library.contents(self.name).forks
 
-        Its inputs are those of the function or method, the module first, and the cast cache last.
+    def variant(
+        self, state: AmbientState, in_region: bool, recording: bool
+    ) -> torch._C.ScriptFunction[..., Any]:
+        """The program lowered for certain calls from Python.
+
+        Its inputs are those of the function or method, the module first, and in a region the cast
+        cache last.
+
+        Args:
+            state: the ambient state.
+            in_region: whether the call is in a region, which outlasts it.
+            recording: whether forks run at once, because gradients are recorded.
         """
+        key = state, in_region, recording
         with self._lock:
-            found = self._variants.get(state)
+            found = self._variants.get(key)
             if found is None:
-                entry = Entry.of(self.library.state_inside(state), in_region=True)
-                found = self._variants[state] = self.library.lowered(self.name, entry)
+                inside = self.library.state_inside(state)
+                entry = Entry.of(inside, in_region=in_region, forks_at_once=recording)
+                found = self._variants[key] = self.library.lowered(self.name, entry)
         return found
 
     def call(self, compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -142,11 +158,15 @@ class Program:
         """
         state = AmbientState.current()
         run: Callable[..., Any] = _caller(compiled)
-        if state != _outside() or in_region(state):
+        recording = self._forks and torch.is_grad_enabled()
+        inside = in_region(state)
+        if inside or recording or state != _outside():
             positional = self._positional(compiled, args, kwargs)
             if positional is not None:
-                args, kwargs = (*positional, ambient_cast_cache()), {}
-                run = self.variant(state)
+                args, kwargs = positional, {}
+                run = self.variant(state, inside, recording)
+                if inside:
+                    args.append(ambient_cast_cache())
         optimize = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         depth = python_calls.depth()

@@ -9,6 +9,7 @@ from .calls import changes, lower_calls
 from .casts import insert_casts
 from .cleanup import tidy
 from .composites import expand_composites
+from .forks import run_forks_at_once
 from .functions import Functions
 from .regions import resolve_regions
 from .state import Entry
@@ -47,6 +48,8 @@ def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
         LoweringError: the program cannot be lowered without differing from eager autocast.
     """
     with shield(), jit_autocast_pass(False):
+        if entry.forks_at_once:
+            run_forks_at_once(graph, functions)
         editor = Editor(graph)
         regions = resolve_regions(editor, entry.start(editor))
         if regions.may_hold_composites():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -102,7 +102,46 @@ def nodes_of(graph: Graph) -> list[Node]:
     return [node for block in blocks_of(graph) for node in block.nodes()]
 
 
-_RANGE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+)|^(?P<traced>.+)\((?P<at>\d+)\): ', re.M)
+def all_values(graph: Graph) -> Iterator[Value]:
+    """Every value that a node or a block of the graph makes, but constants."""
+    for block in blocks_of(graph):
+        yield from block.inputs()
+        for node in block.nodes():
+            if node.kind() != "prim::Constant":
+                yield from node.outputs()
+
+
+_CONTAINERS: dict[str, Callable[[list[torch._C.Type]], torch._C.Type]] = {
+    "ListType": lambda parts: torch._C.ListType(parts[0]),
+    "OptionalType": lambda parts: torch._C.OptionalType(parts[0]),
+    "TupleType": lambda parts: torch._C.TupleType(parts),
+    "DictType": lambda parts: torch._C.DictType(parts[0], parts[1]),
+}
+
+
+def retyped(
+    kind: torch._C.Type, instead_of: Callable[[torch._C.Type], torch._C.Type | None]
+) -> torch._C.Type | None:
+    """A type with others in the place of some of its parts; None if there are no such parts.
+
+    Args:
+        kind: the type.
+        instead_of: what is to take the place of a type, or None.
+    """
+    instead = instead_of(kind)
+    if instead is not None or kind.kind() not in _CONTAINERS:
+        return instead
+    inner = kind.containedTypes()
+    replaced = [retyped(part, instead_of) for part in inner]
+    if not any(replaced):
+        return None
+    parts = [new or old for new, old in zip(replaced, inner, strict=True)]
+    return _CONTAINERS[kind.kind()](parts)
+
+
+_RANGE = re.compile(
+    r'File "(?P<file>.+)", line (?P<line>\d+)|^(?P<traced>.+)\((?P<at>\d+)\): ', re.M
+)
 """A place as TorchScript's compiler writes it, or as its tracer does, which writes the whole stack."""
 
 _OWN_FILES = str(Path(__file__).parents[1])

@@ -40,6 +40,7 @@ def changes(contents: Contents, entry: Entry) -> bool:
     return (
         contents.has_regions
         or (contents.leaves and bool(entry.active))
+        or (contents.forks and entry.forks_at_once)
         or any(_changes(schema, entry.active) for schema in contents.schemas)
     )
 

@@ -146,8 +146,12 @@ class _Operator:
     ) -> Value:
         if not cached:
             return self.call(name, *values, self.target_value(target))
-        cache = self._site.state.cache
+        state = self._site.state
+        cache = state.cache
         assert cache is not None
+        if isinstance(state.cache_enabled, Value):
+            choose = helper("cache_if")
+            cache = self.editor.call_before(self.node, choose, cache, state.cache_enabled)
         return self.call(f"{name}_cached", *values, self.target_value(target), cache)
 
     def tensors_are(self, target: int | Value) -> bool:

@@ -1,19 +1,18 @@
 """``torch.jit.fork``: what is forked runs in the state of the place that forks it.
 
 In eager mode a forked function runs at once, in the caller's region and with the caller's cast
-cache. Two threads must not use one cache, and only gradients can tell whether it was shared. So
-where gradients are recorded the function runs at once here too, and the fork hands over its result;
-elsewhere it is forked, with a cache of its own.
+cache. Two threads must not use one cache, so a fork gets a cache of its own, which only gradients
+can tell; and after a wait TorchScript may go on in another thread, whose operators autograd puts in
+another order. So where gradients are recorded, a program that forks is lowered to one that runs
+everything at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from ._graph import Editor, Graph, Node, Value
-from .functions import Functions, lowered_function
+from ._graph import Editor, Graph, all_values, retyped
+from .functions import Functions
 from .regions import Site
 
 
@@ -31,49 +30,39 @@ def lower_fork(editor: Editor, site: Site, functions: Functions) -> None:
     functions.prepare(body)
     functions.lower(body, entry)
     inputs = [*node.inputs(), *values]
-    shares_casts = entry.in_region and bool(list(body.inputs())[-1].uses())
-    if shares_casts:
-        future = _fork_unless_recording(editor, node, body, inputs)
-    else:
-        future = _fork(editor, node, node, body, inputs)
-    node.output().replaceAllUsesWith(future)
+    if entry.in_region:
+        inputs[-1] = editor.cast_cache_before(node)
+    fork = editor.node_before(node, "prim::fork", *inputs)
+    fork.copyMetadata(node)
+    fork.g_("Subgraph", body)
+    fork.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(fork.output())
     node.destroy()
 
 
-def _fork_unless_recording(
-    editor: Editor, node: Node, body: Graph, inputs: Sequence[Value]
-) -> Value:
-    recording = editor.node_before(node, "aten::is_grad_enabled").output()
-    recording.setType(torch._C.BoolType.get())
-    branch = editor.node_before(node, "prim::If", recording)
-    at_once, forked = branch.addBlock(), branch.addBlock()
+def run_forks_at_once(graph: Graph, functions: Functions) -> None:
+    """Put what each fork runs in its place, and make every future its result.
 
-    end = at_once.returnNode()
-    result = editor.call_before(end, lowered_function("forked", body.copy()), *inputs)
-    at_once.registerOutput(_fork(editor, node, end, _handing_over(result), [result]))
-
-    end = forked.returnNode()
-    own_cache = editor.cast_cache_before(end)
-    forked.registerOutput(_fork(editor, node, end, body, [*inputs[:-1], own_cache]))
-
-    branch.output().setType(node.output().type())
-    return branch.output()
-
-
-def _fork(
-    editor: Editor, original: Node, before: Node, body: Graph, inputs: Sequence[Value]
-) -> Value:
-    made = editor.node_before(before, "prim::fork", *inputs)
-    made.copyMetadata(original)
-    made.g_("Subgraph", body)
-    made.output().setType(original.output().type())
-    return made.output()
+    Args:
+        graph: changed in place.
+        functions: knows the bodies of what is called.
+    """
+    editor = Editor(graph)
+    for node in graph.findAllNodes("prim::fork"):
+        body: Graph = node.g("Subgraph").copy()
+        functions.prepare(body)
+        run_forks_at_once(body, functions)
+        (result,) = editor.graph_before(node, body, list(node.inputs()))
+        node.output().replaceAllUsesWith(result)
+        node.destroy()
+    for node in graph.findAllNodes("aten::wait"):
+        node.output().replaceAllUsesWith(node.inputsAt(0))
+        node.destroy()
+    for value in all_values(graph):
+        kind = retyped(value.type(), _result_of)
+        if kind is not None:
+            value.setType(kind)
 
 
-def _handing_over(result: Value) -> Graph:
-    """A graph that returns its one input."""
-    graph = Graph()
-    value = graph.addInput("result")
-    value.setType(result.type())
-    graph.registerOutput(value)
-    return graph
+def _result_of(kind: torch._C.Type) -> torch._C.Type | None:
+    return kind.getElementType() if kind.kind() == "FutureType" else None

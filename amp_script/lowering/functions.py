@@ -44,11 +44,13 @@ class Contents:
         schemas: the operators, each as the text of its schema.
         has_regions: whether there is an autocast region.
         leaves: whether it calls Python, or what is known only while running.
+        forks: whether it forks.
     """
 
     schemas: frozenset[str]
     has_regions: bool
     leaves: bool
+    forks: bool
 
 
 class Functions:
@@ -191,8 +193,8 @@ class Functions:
             has_regions=bool(made)
             or any(region_class(kind) is not None for kind in entered)
             or any(each.has_regions for each in called),
-            leaves=bool(unknown or kinds["prim::PythonOp"])
-            or any(each.leaves for each in called),
+            leaves=bool(unknown or kinds["prim::PythonOp"]) or any(each.leaves for each in called),
+            forks=bool(kinds["prim::fork"]) or any(each.forks for each in called),
         )
 
     def lowered(self, name: str, entry: Entry) -> Function:

@@ -158,6 +158,12 @@ def int_or(given: Optional[int], default: int) -> int:
 def bool_or(given: Optional[bool], default: bool) -> bool:
     return default if given is None else given
 """,
+    "cache_if": """
+def cache_if(cache: Dict[Tensor, Tensor], enabled: bool) -> Dict[Tensor, Tensor]:
+    if not enabled:
+        cache = torch.jit.annotate(Dict[Tensor, Tensor], {})
+    return cache
+""",
     "inside_if": """
 def inside_if(device: str, name: str, inside: int, outside: int) -> int:
     return inside if device == name else outside

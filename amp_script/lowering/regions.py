@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -25,11 +25,12 @@ from ._graph import (
     Graph,
     Node,
     Value,
-    blocks_of,
+    all_values,
     constant,
     dtypes_by_code,
     is_constant,
     is_none,
+    retyped,
     source_of,
 )
 from .composites.registry import decompositions, may_be_composite
@@ -182,42 +183,17 @@ def _field_type(index: int) -> torch._C.Type:
     return _region_tuple().containedTypes()[index]
 
 
-_CONTAINERS: dict[str, Callable[[list[torch._C.Type]], torch._C.Type]] = {
-    "ListType": lambda parts: torch._C.ListType(parts[0]),
-    "OptionalType": lambda parts: torch._C.OptionalType(parts[0]),
-    "TupleType": lambda parts: torch._C.TupleType(parts),
-    "DictType": lambda parts: torch._C.DictType(parts[0], parts[1]),
-}
-
-
-def _retyped(kind: torch._C.Type) -> torch._C.Type | None:
-    """The type with tuples in the place of region objects; None if it holds none."""
-    if region_class(kind) is not None:
-        return _region_tuple()
-    if kind.kind() not in _CONTAINERS:
-        return None
-    inner = kind.containedTypes()
-    replaced = [_retyped(part) for part in inner]
-    if not any(replaced):
-        return None
-    parts = [new or old for new, old in zip(replaced, inner, strict=True)]
-    return _CONTAINERS[kind.kind()](parts)
+def _tuple_for(kind: torch._C.Type) -> torch._C.Type | None:
+    return _region_tuple() if region_class(kind) is not None else None
 
 
 def _retype(graph: Graph) -> None:
-    for block in blocks_of(graph):
-        for value in _values_of(block):
-            retyped = _retyped(value.type())
-            if retyped is not None:
-                value.setType(retyped)
-
-
-def _values_of(block: Block) -> Iterator[Value]:
-    """Everything that may be a region, but objects as they are made or read from an attribute."""
-    yield from block.inputs()
-    for node in block.nodes():
-        if node.kind() not in ("prim::CreateObject", "prim::GetAttr", "prim::Constant"):
-            yield from node.outputs()
+    """Give tuples' types to all that may be regions, but objects as they are made or read."""
+    for value in all_values(graph):
+        if value.node().kind() not in ("prim::CreateObject", "prim::GetAttr"):
+            kind = retyped(value.type(), _tuple_for)
+            if kind is not None:
+                value.setType(kind)
 
 
 def _is_region(value: Value) -> bool:
@@ -280,7 +256,9 @@ class _Walk:
         fields = self._fields.setdefault(made_by, {})
         fields[node.s("name")] = node.inputsAt(1)
         if len(fields) == sum(use.user.kind() == "prim::SetAttr" for use in region.uses()):
-            fields.setdefault("_cache_enabled", self._editor.value_before(node, states[-1].cache_enabled))
+            fields.setdefault(
+                "_cache_enabled", self._editor.value_before(node, states[-1].cache_enabled)
+            )
             self._put_tuple(region, node, [fields[name] for name in _FIELDS])
             for use in region.uses():
                 use.user.destroy()

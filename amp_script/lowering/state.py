@@ -49,11 +49,13 @@ class ProgramState:
         cache_enabled: whether casts of leaf tensors are cached: known, or a ``bool`` value.
         cache: the casts made so far in the outermost region around the place, a value of type
             ``Dict[Tensor, Tensor]``; None outside every region.
+        forks_at_once: see :class:`Entry`.
     """
 
     devices: dict[str, DeviceRegion]
     cache_enabled: bool | Value
     cache: Value | None
+    forks_at_once: bool
 
     def active(self) -> list[tuple[str, DeviceRegion]]:
         """The device types on which autocast is on, or may be."""
@@ -62,7 +64,6 @@ class ProgramState:
     def with_device(self, device_type: str, region: DeviceRegion) -> ProgramState:
         """The same state but for one device type."""
         return replace(self, devices={**self.devices, device_type: region})
-
 
     def entry(self) -> tuple[Entry, list[Value]]:
         """The state as a key, for lowering what is called in it, and the values it leaves open."""
@@ -82,7 +83,8 @@ class ProgramState:
         if self.cache is not None:
             open_values.append(self.cache)
         assert not isinstance(cache_enabled, int) or isinstance(cache_enabled, bool)
-        return Entry(devices, cache_enabled, self.cache is not None), open_values
+        in_region = self.cache is not None
+        return Entry(devices, cache_enabled, in_region, self.forks_at_once), open_values
 
 
 @dataclass(frozen=True)
@@ -94,20 +96,22 @@ class Entry:
             :class:`DeviceRegion`, but None for what the caller gives as an argument.
         cache_enabled: whether casts of leaf tensors are cached; None if the caller gives it.
         in_region: whether the caller gives the casts made so far in the outermost region.
+        forks_at_once: whether forks run at once, because gradients are recorded.
     """
 
     devices: tuple[tuple[str, int | None, int | None], ...]
     cache_enabled: bool | None
     in_region: bool
+    forks_at_once: bool
 
     @classmethod
-    def of(cls, ambient: AmbientState, *, in_region: bool) -> Entry:
+    def of(cls, ambient: AmbientState, *, in_region: bool, forks_at_once: bool = False) -> Entry:
         """The entry of a program that Python code calls in the given ambient state."""
         devices = tuple(
             (name, dtype_code(state.dtype) if state.enabled else OFF, dtype_code(state.dtype))
             for name, state in ambient.devices
         )
-        return cls(devices, ambient.cache_enabled, in_region)
+        return cls(devices, ambient.cache_enabled, in_region, forks_at_once)
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -134,7 +138,7 @@ class Entry:
             cache = editor.add_input("cast_cache", cast_cache_type())
         elif self.active:
             cache = editor.cast_cache_before(editor.first())
-        return ProgramState(devices, cache_enabled, cache)
+        return ProgramState(devices, cache_enabled, cache, self.forks_at_once)
 
 
 @lru_cache(maxsize=None)

@@ -1,0 +1,393 @@
+"""Gradients of scripted programs, against eager autocast's, to the bit."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, List, Optional  # noqa: UP035  # TorchScript reads these
+
+import pytest
+import torch
+from agreement import ambient_autocast, assert_same
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import amp_script
+
+STEPS = 4
+AMBIENT = (None, torch.bfloat16)
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train_scripted.py"
+
+
+class Network(nn.Module):
+    """Sigmoid and tanh, whose derivatives TorchScript changes; weights used once and often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.norm(torch.tanh(self.first(x)).float())
+            h = torch.sigmoid(self.second(h)) + self.second(h) + self.first(h)
+            for _ in range(2):
+                h = torch.mm(h, self.weight) + h
+        with torch.autocast("cpu", enabled=False):
+            h = torch.mm(h.float(), self.weight)
+        return torch.mm(self.first(h.to(self.weight.dtype)), self.weight).float().sum()
+
+
+class OneWeight(nn.Module):
+    """A weight that reaches operators by several ways: itself, a list, an argument, its alias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+        self.alias = self.weight
+
+    def forward(self, x: torch.Tensor):
+        ways = [self.weight, self.alias, x]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = torch.mm(x, self.weight)
+            for _ in range(2):
+                for way in ways:
+                    y = torch.mm(y, way)
+            y = _product(y, self.alias) + torch.mm(x, x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = y + torch.mm(x, self.weight)
+        return y.float().sum()
+
+
+def _product(x: torch.Tensor, y: torch.Tensor):
+    return torch.mm(x, y)
+
+
+class NoCache(nn.Module):
+    """Regions that do not cache casts, known so and only while running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+
+    def forward(self, x: torch.Tensor, cached: bool = False):
+        with amp_script.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            y = torch.mm(torch.mm(x, self.weight), self.weight)
+            with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=True):
+                y = torch.mm(torch.mm(y, self.weight), self.weight)
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
+            y = torch.mm(torch.mm(y, self.weight), self.weight)
+        return y.float().sum()
+
+
+class Without(nn.Module):
+    """Blocks without gradients before and between uses of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                a = torch.mm(x, self.weight)
+            b = torch.mm(x, self.weight)
+            with torch.no_grad():
+                c = torch.mm(b, self.weight)
+            return (torch.mm(b + c, self.weight) + a).float().sum()
+
+
+class Forked(nn.Module):
+    """A weight used in a fork and outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            future = torch.jit.fork(self.layer, x)
+            y = self.layer(x) + torch.jit.wait(future)
+        return y.float().sum()
+
+
+class Forces(nn.Module):
+    """Gradients of inputs, taken inside forward."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.energy_in_region = where != "gradient alone"
+        self.gradient_in_region = where != "energy alone"
+
+    def forward(self, x: torch.Tensor):
+        x = x.detach().requires_grad_(True)
+        ones: List[Optional[torch.Tensor]] = [torch.ones(())]  # noqa: UP006, UP045
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.energy_in_region):
+            energy = self.second(torch.tanh(self.first(x))).float().sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.gradient_in_region):
+            force = torch.autograd.grad([energy], [x], grad_outputs=ones, create_graph=True)[0]
+        assert force is not None
+        return energy + force.pow(2).sum()
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "network": Network,
+    "one weight": OneWeight,
+    "no cache": NoCache,
+    "without": Without,
+    "forked": Forked,
+    "energy": lambda: Forces("energy alone"),
+    "gradient": lambda: Forces("gradient alone"),
+    "energy and gradient": lambda: Forces("both"),
+}
+
+Train = Callable[[nn.Module, torch.Tensor, "torch.dtype | None"], list[torch.Tensor]]
+
+
+def plainly(module: nn.Module, x: torch.Tensor, ambient: torch.dtype | None) -> list[torch.Tensor]:
+    """Steps of gradient descent."""
+    seen = []
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        x = x.detach().requires_grad_()
+        with ambient_autocast(ambient):
+            loss = module(x)
+        loss.backward()
+        seen += [loss.detach(), *_gradients(module)]
+        if x.grad is not None:
+            seen.append(x.grad)
+        optimizer.step()
+    return seen
+
+
+def several_calls_in_one_region(
+    module: nn.Module, x: torch.Tensor, ambient: torch.dtype | None
+) -> list[torch.Tensor]:
+    """The caller's region spans calls, and weights are cast once for all of them."""
+    seen = []
+    for _ in range(STEPS):
+        module.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=ambient is not None):
+            with torch.set_grad_enabled("Forces" in str(module)):
+                module(x)
+            loss = module(x) + module(2 * x)
+            with torch.autocast("cpu", enabled=False):
+                loss = loss + module(3 * x)
+        loss.backward()
+        seen += [loss.detach(), *_gradients(module)]
+    return seen
+
+
+def with_a_grad_scaler(
+    module: nn.Module, x: torch.Tensor, ambient: torch.dtype | None
+) -> list[torch.Tensor]:
+    """Loss scaling."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with ambient_autocast(ambient):
+            loss = module(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return [parameter.detach() for parameter in module.parameters()]
+
+
+def checkpointed(
+    module: nn.Module, x: torch.Tensor, ambient: torch.dtype | None
+) -> list[torch.Tensor]:
+    """Gradient checkpointing around the module, both kinds."""
+    seen = []
+    # Reentrant checkpointing calls the module without gradients first.
+    kinds = (False, False) if "Forces" in str(module) else (False, True)
+    for reentrant in kinds * (STEPS // 2):
+        module.zero_grad()
+        x = x.detach().requires_grad_()
+        with ambient_autocast(ambient):
+            loss = checkpoint(module, x, use_reentrant=reentrant)
+        loss.backward()
+        seen += [loss.detach(), *_gradients(module)]
+    return seen
+
+
+def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
+    return (p.grad.clone() for p in module.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("ambient", AMBIENT, ids=str)
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "train", [plainly, several_calls_in_one_region, with_a_grad_scaler, checkpointed]
+)
+def test_gradients_are_eager_autocasts(
+    train: Train, name: str, ambient: torch.dtype | None
+) -> None:
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    scripted = amp_script.script(copy.deepcopy(module))
+    x = torch.randn(8, 8)
+    assert_same(train(scripted, x, ambient), train(module, x, ambient))
+
+
+@pytest.mark.parametrize("ambient", AMBIENT, ids=str)
+def test_double_backward(ambient: torch.dtype | None) -> None:
+    def twice(module: nn.Module) -> list[torch.Tensor]:
+        seen = []
+        for _ in range(STEPS):
+            x = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+            with ambient_autocast(ambient):
+                loss = module(x)
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            second = torch.autograd.grad(
+                first.pow(2).sum(), list(module.parameters()), allow_unused=True
+            )
+            seen += [first.detach(), *(each for each in second if each is not None)]
+        return seen
+
+    torch.manual_seed(0)
+    module = Network()
+    assert_same(twice(amp_script.script(copy.deepcopy(module))), twice(module))
+
+
+def test_frozen_weights_and_inputs_alone() -> None:
+    torch.manual_seed(0)
+    module = Network()
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    scripted = amp_script.script(copy.deepcopy(module))
+    seen = []
+    for each in (scripted, module):
+        x = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+        each(x).backward()
+        seen.append(x.grad)
+    assert_same(*seen)
+
+
+def test_gradients_inside_a_region_keep_a_program_from_being_saved(tmp_path: Path) -> None:
+    scripted = amp_script.script(Forces("both"))
+    with pytest.raises(
+        amp_script.errors.LoweringError, match="take the gradients after the region"
+    ):
+        scripted.save(tmp_path / "forces.pt")
+
+
+def test_anomaly_detection_and_hooks_on_saved_tensors() -> None:
+    torch.manual_seed(0)
+    module = Network()
+    scripted = amp_script.script(copy.deepcopy(module))
+    gradients = []
+    for each in (scripted, module):
+        x = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+        with torch.autograd.graph.save_on_cpu(), torch.autocast("cpu", dtype=torch.bfloat16):
+            each(x).backward()
+        gradients.append([x.grad, *_gradients(each)])
+    assert_same(*gradients)
+
+
+def _distributed(rank: int, meeting: str, scripted: bool) -> list[torch.Tensor]:
+    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        module = Network()
+        parallel = nn.parallel.DistributedDataParallel(
+            amp_script.script(module) if scripted else module
+        )
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
+        seen = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2 * step + rank))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = parallel(x)
+            loss.backward()
+            seen += [loss.detach(), *_gradients(module)]
+            optimizer.step()
+        # A process that leaves first keeps the other one waiting.
+        torch.distributed.barrier()
+        return seen
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+_WORKER = """
+import sys, torch
+sys.path.insert(0, {directory!r})
+from test_training import _distributed
+torch.save([_distributed({rank}, meeting, scripted) for meeting, scripted in {runs!r}], {file!r})
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+def test_two_processes_with_ddp(tmp_path: Path) -> None:
+    runs = [(str(tmp_path / kind), kind == "scripted") for kind in ("scripted", "eager")]
+    files = [tmp_path / f"rank{rank}.pt" for rank in range(2)]
+    workers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                _WORKER.format(
+                    directory=str(Path(__file__).parent), rank=rank, runs=runs, file=str(file)
+                ),
+            ]
+        )
+        for rank, file in enumerate(files)
+    ]
+    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    for file in files:
+        scripted, eager = torch.load(file)
+        assert_same(scripted, eager)
+
+
+def test_the_training_example_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--steps", "4"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "equal eager autocast's to the bit" in done.stdout
+
+
+class Double(torch.autograd.Function):
+    """A function with a forward and backward that are told about autocast."""
+
+    @staticmethod
+    @amp_script.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @amp_script.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, w = ctx.saved_tensors
+        return gradient @ w.t(), x.t() @ gradient
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = Double.apply(self.layer(x), self.weight)
+            return torch.mm(y, self.weight).float().sum()
+
+
+@pytest.mark.parametrize("ambient", AMBIENT, ids=str)
+def test_custom_autograd_functions(ambient: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    module = Custom()
+    scripted = amp_script.script(copy.deepcopy(module))
+    x = torch.randn(8, 8)
+    assert_same(plainly(scripted, x, ambient), plainly(module, x, ambient))
