@@ -2,13 +2,12 @@
 
 Tracing records operators below autocast: the casts of an operator that autocast knows are nodes of
 the trace, and such an operator needs nothing more. A composite is recorded as one node, and what
-autocast did inside it is lost; so is what it did in a scripted function or module that the traced
-code calls, which is recorded as one call. Here each such node is marked, while the trace runs, with
-the state that autocast was in, and afterwards its lowered body is put in its place. The body holds
-loops and branches where the kernel has them, so nothing that it decides is held fast.
+autocast did inside it is lost. Here each such node is marked, while the trace runs, with the state
+that autocast was in, and afterwards its lowered body is put in its place. The body holds loops and
+branches where the kernel has them, so nothing that it decides is held fast.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C._get_tracing_state`` and its
-``graph``; ``Node.s_``, ``removeAttribute``; ``TensorType.device``.
+``graph``; ``Node.i_``, ``removeAttribute``; ``TensorType.device``.
 """
 
 from __future__ import annotations
@@ -30,18 +29,14 @@ from .registry import decomposition, may_be_composite, nodes_of, operator_of
 __all__ = ["trace_composites"]
 
 _Graph = Any  # torch types no more than a part of its methods
-_CALLS = ("prim::CallFunction", "prim::CallMethod")
 
 
 @contextmanager
 def trace_composites() -> Iterator[None]:
-    """Take composites, and calls of scripted code, apart in the trace that is made inside.
+    """Take composites apart in the trace that is made inside.
 
     One trace, on the calling thread; its graph must not have run when the context is left. What
     ran while tracing was eager autocast itself, and the graph then holds every cast of it.
-
-    Raises:
-        LoweringError: scripted code that the trace calls cannot be lowered exactly.
     """
     watched = _Watched(AmbientState.current())
     outer = sys.getprofile()
@@ -102,27 +97,23 @@ class _Watched:
             self.states.append(self.state)
         index = self.states.index(self.state)
         for node in nodes_of(self.graph):
-            kind = node.kind()
-            if (kind in _CALLS or may_be_composite(kind)) and not node.hasAttribute("autocast"):
+            if may_be_composite(node.kind()) and not node.hasAttribute("autocast"):
                 node.i_("autocast", index)
 
 
 def _take_apart(graph: _Graph, node: torch._C.Node, state: AmbientState) -> None:
-    """Replace what did more in the state than it does as it stands."""
-    if node.kind() in _CALLS:
-        body, inputs = _called(node), list(node.inputs())
-    else:
-        operator = operator_of(node)
-        composite = decomposition(operator)
-        state = _where_it_ran(node, state)
-        device_types = frozenset(name for name, each in state.devices if each.enabled)
-        # What autocast knows itself is in the trace, with its casts.
-        if composite is None or any(policy.is_listed(name, operator) for name in device_types):
-            return
-        if not any(map(composite.reaches, device_types)):
-            return
-        kept, inputs = body_of(node, device_types)
-        body = kept.copy()
+    """Replace an operator that did more in the state than it does as it stands."""
+    operator = operator_of(node)
+    composite = decomposition(operator)
+    state = _where_it_ran(node, state)
+    device_types = frozenset(name for name, each in state.devices if each.enabled)
+    # What autocast knows itself is in the trace, with its casts.
+    if composite is None or any(policy.is_listed(name, operator) for name in device_types):
+        return
+    if not any(map(composite.reaches, device_types)):
+        return
+    kept, inputs = body_of(node, device_types)
+    body = kept.copy()
     _lower(body, state)
     before = node.prev()
     with graph.insert_point_guard(node):
@@ -131,17 +122,6 @@ def _take_apart(graph: _Graph, node: torch._C.Node, state: AmbientState) -> None
         old.replaceAllUsesWith(new)
     keep_source(before, node)
     node.destroy()
-
-
-def _called(node: torch._C.Node) -> torch._C.Graph:
-    """A graph that makes one call."""
-    graph: _Graph = torch._C.Graph()
-    inputs = {value.unique(): graph.addInput().setTypeAs(value) for value in node.inputs()}
-    call = graph.insertNode(graph.createClone(node, lambda value: inputs[value.unique()]))
-    for value in call.outputs():
-        graph.registerOutput(value)
-    called: torch._C.Graph = graph
-    return called
 
 
 def _lower(graph: torch._C.Graph, state: AmbientState) -> None:
