@@ -4,7 +4,7 @@ from amp_script.artifact import load, save
 from amp_script.autocast_mode import autocast, autocast_decorator, is_autocast_available
 from amp_script.autograd import custom_bwd, custom_fwd
 from amp_script.jit_state import jit_autocast_pass
-from amp_script.scripting import script
+from amp_script.scripting import lower, script
 from amp_script.stubgen import generate_stub
 from amp_script.tracing import trace_and_freeze
 from amp_script.verification import verify
@@ -18,6 +18,7 @@ __all__ = [
     "is_autocast_available",
     "jit_autocast_pass",
     "load",
+    "lower",
     "save",
     "script",
     "trace_and_freeze",

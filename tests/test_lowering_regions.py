@@ -155,9 +155,8 @@ def device_at_run_time(x: torch.Tensor, device: str = "cpu"):
 
 
 def default_dtype_of_the_region_around(x: torch.Tensor):
-    with torch.autocast("cpu", dtype=torch.float16, enabled=False):
-        with torch.autocast("cpu"):
-            y = torch.mm(x, x)
+    with torch.autocast("cpu", dtype=torch.float16, enabled=False), torch.autocast("cpu"):
+        y = torch.mm(x, x)
     with torch.autocast("cpu"):
         z = torch.mm(x, x)
     return y, z
@@ -172,9 +171,8 @@ def several_devices(x: torch.Tensor):
 
 
 def other_context_managers(x: torch.Tensor):
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        with torch.no_grad():
-            return torch.mm(x, x)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        return torch.mm(x, x)
 
 
 def deprecated_spelling(x: torch.Tensor):
