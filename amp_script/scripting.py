@@ -7,6 +7,7 @@ Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptModule``
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -134,7 +135,12 @@ def script(obj: Any) -> Any:
             each for each in obj.modules() if isinstance(each, torch.jit.ScriptModule)
         ]
         return _lowered_module(compile_module(obj), originals, compiled_before)
-    return _script_function(obj)
+    if inspect.isfunction(obj) or inspect.ismethod(obj):
+        return _script_function(obj)
+    raise TypeError(
+        f"script(obj) needs a module or a function, got {obj!r} of type {type(obj).__name__}; "
+        "torch.jit.script compiles classes, and regions in them are lowered where they are used"
+    )
 
 
 def lower(
