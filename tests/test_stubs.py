@@ -273,3 +273,22 @@ def test_the_distribution_of_its_own_holds_the_stubs(tmp_path: Path) -> None:
     package = torch_stubs.partial_package()
     files = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.pyi")}
     assert files | {"torch-stubs/py.typed"} <= names
+
+
+def test_the_wheel_carries_the_stubs_as_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.iterdir()
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    assert not (installed / "torch-stubs").exists()
+    here = torch_stubs.partial_package()
+    monkeypatch.setattr(torch_stubs, "__file__", str(installed / "amp_script" / "torch_stubs.py"))
+    there = torch_stubs.partial_package()
+    assert there.is_relative_to(installed)
+    assert {path.relative_to(here): path.read_text() for path in here.rglob("*.*")} == {
+        path.relative_to(there): path.read_text() for path in there.rglob("*.*")
+    }
