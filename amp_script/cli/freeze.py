@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated
 
 import torch
 import typer
 
 import amp_script
-from amp_script import structure
-from amp_script.cli import output, specs, targets
+from amp_script.cli import output, targets
 from amp_script.cli.files import require_free
-from amp_script.cli.targets import ExampleInputs
-from amp_script.errors import AmpScriptError, UsageError, VerificationError
+from amp_script.cli.inputs import DTYPES, choice, device_of, example_inputs, moved
+from amp_script.errors import AmpScriptError, VerificationError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import Verification
 from amp_script.verification import VerificationReport
-
-T = TypeVar("T")
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def command(
@@ -77,12 +72,12 @@ def command(
     """
     started = time.perf_counter()
     require_free(file, force)
-    region_dtype = None if dtype is None else _choice("--dtype", dtype, DTYPES)
-    place = _device(device)
-    make_inputs = _inputs(input_specs or [], inputs_target)
+    region_dtype = None if dtype is None else choice("--dtype", dtype, DTYPES)
+    place = device_of(device)
+    make_inputs = example_inputs(input_specs or [], inputs_target)
     with output.step(f"loading {target}"):
         model = targets.load_model(target).to(place)
-        inputs, kwargs = _moved(make_inputs(), place)
+        inputs, kwargs = moved(make_inputs(), place)
     weight_bytes = _weight_bytes(model)
     with output.step("tracing under autocast, freezing, comparing with eager autocast"):
         try:
@@ -94,56 +89,6 @@ def command(
     with output.step(f"writing {file}"):
         amp_script.save(frozen, file)
     output.table(_summary(file, frozen, weight_bytes, time.perf_counter() - started))
-
-
-def _choice(option: str, text: str, choices: Mapping[str, torch.dtype]) -> torch.dtype:
-    if text not in choices:
-        raise UsageError(f"{option} {text}: expected {' or '.join(choices)}")
-    return choices[text]
-
-
-def _device(text: str) -> torch.device:
-    try:
-        place = torch.device(text)
-        torch.empty(0, device=place)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device {text}: this torch cannot use it ({reason})") from error
-    return place
-
-
-def _inputs(
-    texts: Sequence[str], named: str | None
-) -> Callable[[], tuple[ExampleInputs, dict[str, object]]]:
-    """Return what makes the inputs and keyword arguments; wrong specs are refused before that."""
-    if bool(texts) == bool(named):
-        raise UsageError(
-            "give example inputs with --input SPEC, once for each, or with --inputs MODULE:ATTR"
-            + (", not both" if named else "")
-        )
-    if named:
-        return lambda: (targets.load_inputs(named), {})
-    parsed = [specs.parse(text) for text in texts]
-    names = [spec.name for spec in parsed if spec.name is not None]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two input specs are called {name!r}")
-
-    def make() -> tuple[ExampleInputs, dict[str, object]]:
-        generator = torch.Generator().manual_seed(0)
-        tensors = [(spec.name, spec.make(generator)) for spec in parsed]
-        return (
-            tuple(tensor for name, tensor in tensors if name is None),
-            {name: tensor for name, tensor in tensors if name is not None},
-        )
-
-    return make
-
-
-def _moved(value: T, place: torch.device) -> T:
-    """Return nested inputs with every tensor in them on ``place``."""
-    tensors, nest = structure.flatten(value, "inputs")
-    return cast(T, structure.unflatten(nest, (tensor.to(place) for tensor in tensors)))
 
 
 def _weight_bytes(model: torch.nn.Module) -> int:
