@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import torch
 
@@ -29,7 +30,9 @@ class _Caches(threading.local):
     """The thread's casts, those made in inference mode apart: gradients cannot use them."""
 
     def __init__(self) -> None:
-        self.by_mode: dict[bool, tuple[weakref.ref[torch.Tensor], torch._C.ScriptDict]] = {}
+        self.by_mode: dict[
+            bool, tuple[weakref.ref[torch.Tensor], torch._C.ScriptDict[Any, Any]]
+        ] = {}
 
 
 _caches = _Caches()
@@ -49,7 +52,7 @@ def in_region(state: AmbientState) -> bool:
     return bool(nesting > 1)
 
 
-def ambient_cast_cache() -> torch._C.ScriptDict:
+def ambient_cast_cache() -> torch._C.ScriptDict[Any, Any]:
     """The casts of leaf tensors made so far in the calling thread's outermost region."""
     mode = torch.is_inference_mode_enabled()
     found = _caches.by_mode.get(mode)

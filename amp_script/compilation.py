@@ -35,6 +35,7 @@ import torch
 from torch._jit_internal import _qualified_name, createResolutionCallbackFromClosure
 from torch.amp.autocast_mode import autocast_decorator
 from torch.jit import _recursive, _script
+from torch.jit._script import RecursiveScriptModule
 from torch.jit.frontend import get_default_args, get_jit_def
 
 from .interception import replaced
@@ -44,33 +45,39 @@ __all__ = ["compile_function", "compile_module"]
 
 _lock = threading.RLock()
 
+# Torch's own, untyped.
+_create_script_module: Any = _recursive.create_script_module
+_get_default_args: Any = get_default_args
+_get_jit_def: Any = get_jit_def
+_decorator: Any = autocast_decorator
 
-def compile_module(module: torch.nn.Module) -> torch.jit.RecursiveScriptModule:
+
+def compile_module(module: torch.nn.Module) -> RecursiveScriptModule:
     """Do what ``torch.jit.script(module)`` does, as the text above says."""
     with _compiling(), _without_interfaces(module):
-        compiled: torch.jit.RecursiveScriptModule = _recursive.create_script_module(
+        compiled: RecursiveScriptModule = _create_script_module(
             module, _recursive.infer_methods_to_compile
         )
     return compiled
 
 
-def compile_function(function: Callable[..., Any]) -> torch._C.ScriptFunction:
+def compile_function(function: Callable[..., Any]) -> torch._C.ScriptFunction[..., Any]:
     """Do what ``torch.jit.script(function)`` does, as the text above says, and compile it anew.
 
     Raises:
         RuntimeError: TorchScript does not compile what a decorator made of the function.
     """
     if hasattr(function, "__script_if_tracing_wrapper"):
-        function = function.__original_fn
+        function = getattr(function, "__original_fn")  # mypy knows no such attribute
     function = _with_region(function)
     if hasattr(function, "__script_unsupported"):
         raise RuntimeError(f"TorchScript error: {function.__script_unsupported}")
     with _compiling():
-        compiled: torch._C.ScriptFunction = torch._C._jit_script_compile(
+        compiled: torch._C.ScriptFunction[..., Any] = torch._C._jit_script_compile(
             _qualified_name(function),
-            get_jit_def(function, function.__name__),
+            _get_jit_def(function, function.__name__),
             createResolutionCallbackFromClosure(function),
-            get_default_args(function),
+            _get_default_args(function),
         )
     return compiled
 
@@ -103,15 +110,16 @@ class _OneThreadsTypes(_recursive.ConcreteTypeStore):
         return self._own if threading.get_ident() == self._thread else self._others
 
     @property
-    def type_store(self) -> Any:
+    def type_store(self) -> Any:  # type: ignore[override]  # an attribute there
         return self._store().type_store
 
     @property
-    def methods_compiled(self) -> Any:
+    def methods_compiled(self) -> Any:  # type: ignore[override]  # an attribute there
         return self._store().methods_compiled
 
     def get_or_create_concrete_type(self, nn_module: torch.nn.Module) -> Any:
-        return self._store().get_or_create_concrete_type(nn_module)
+        store: Any = self._store()
+        return store.get_or_create_concrete_type(nn_module)
 
 
 @contextmanager
@@ -127,19 +135,20 @@ def _types_of_its_own() -> Iterator[None]:
 @contextmanager
 def _without_interfaces(module: torch.nn.Module) -> Iterator[None]:
     """Hide from TorchScript which submodules are annotated with interfaces."""
-    changed = []
+    changed: list[dict[str, Any]] = []
     try:
         for each in module.modules():
             annotations = getattr(each, "__annotations__", {})
             kept = {name: kind for name, kind in annotations.items() if not _is_interface(kind)}
-            if len(kept) < len(annotations) and "__annotations__" not in each.__dict__:
+            own = vars(each)
+            if len(kept) < len(annotations) and "__annotations__" not in own:
                 # If there were none, the class would be asked instead.
-                each.__dict__["__annotations__"] = {"": torch.Tensor, **kept}
-                changed.append(each)
+                own["__annotations__"] = {"": torch.Tensor, **kept}
+                changed.append(own)
         yield
     finally:
-        for each in changed:
-            del each.__dict__["__annotations__"]
+        for own in changed:
+            del own["__annotations__"]
 
 
 def _is_interface(annotation: object) -> bool:
@@ -148,7 +157,7 @@ def _is_interface(annotation: object) -> bool:
 
 # Decorators ---------------------------------------------------------------------------------------
 
-_WRAPPER_CODE = autocast_decorator(None, lambda: None).__code__
+_WRAPPER_CODE = _decorator(None, lambda: None).__code__
 
 _converted: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
 

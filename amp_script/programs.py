@@ -26,7 +26,7 @@ from .lowering import Entry, Functions, changes, lower_prepared, python_calls
 
 __all__ = ["Compiled", "Library", "Program", "originals"]
 
-Compiled: TypeAlias = "torch._C.ScriptFunction[..., Any] | torch._C.ScriptMethod"
+Compiled: TypeAlias = "torch._C.ScriptFunction[..., Any] | torch._C.ScriptMethod[..., Any]"
 
 
 class Library(Functions):
@@ -66,7 +66,7 @@ class Library(Functions):
         return program.source if program else super().graph_named(name)
 
     def is_lowered_itself(self, name: str, entry: Entry) -> bool:
-        """Whether the function or method itself, and not a copy, is lowered for calls in a state."""
+        """Whether the function or method itself is lowered for calls in a state, not a copy."""
         return name in self.programs and entry == self.outside
 
     def state_inside(self, state: AmbientState) -> AmbientState:
@@ -93,7 +93,8 @@ class Program:
         self.name = name
         self.source: torch._C.Graph = compiled.graph
         self._compiled = compiled
-        self._parameters = compiled.schema.arguments
+        schema: Any = compiled.schema
+        self._parameters = schema.arguments
         self._variants: dict[
             tuple[AmbientState, bool, bool], torch._C.ScriptFunction[..., Any]
         ] = {}

@@ -11,14 +11,27 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
+from torch.jit._recursive import wrap_cpp_module
+from torch.jit._script import RecursiveScriptModule
+from typing_extensions import ParamSpec
 
+from . import policy
 from .compilation import compile_function, compile_module
+from .devices import ROWS
 from .errors import LoweringError
 from .jit_state import DeviceState
 from .programs import Library, Program, originals
+from .typing import HasForward, TypedScriptModule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_C: Any = torch._C
+"""For what torch's stubs leave out or describe wrongly."""
+_wrap_cpp_module: Any = wrap_cpp_module
 
 __all__ = ["LoweredFunction", "LoweredMethod", "LoweredModule", "lower", "script"]
 
@@ -29,7 +42,7 @@ class LoweredMethod:
     Attributes other than those of a call are the compiled method's.
     """
 
-    def __init__(self, method: torch._C.ScriptMethod, program: Program) -> None:
+    def __init__(self, method: torch._C.ScriptMethod[..., Any], program: Program) -> None:
         self._method = method
         self._program = program
 
@@ -42,7 +55,7 @@ class LoweredMethod:
         return getattr(self._method, name)
 
 
-class LoweredFunction(torch.jit.ScriptFunction):
+class LoweredFunction(torch._C.ScriptFunction):  # type: ignore[type-arg]  # not generic when run
     """A scripted function whose autocast regions are explicit casts; made by :func:`script`.
 
     It is the compiled function itself, so that other scripted code can call it: compiled by
@@ -58,7 +71,7 @@ class LoweredFunction(torch.jit.ScriptFunction):
         return originals.programs[self.qualified_name].call(self, args, kwargs)
 
 
-class LoweredModule(torch.jit.RecursiveScriptModule):
+class LoweredModule(RecursiveScriptModule):
     """A ScriptModule whose autocast regions are explicit casts; made by :func:`script`.
 
     Called inside ``with autocast(...)`` it does what eager code does there. Saved, called from C++,
@@ -85,7 +98,7 @@ class LoweredModule(torch.jit.RecursiveScriptModule):
             LoweringError: the program takes gradients inside a region.
         """
         with _explaining():
-            super().save(f, **kwargs)
+            super().save(f, **kwargs)  # type: ignore[no-untyped-call]  # torch's own
 
     def save_to_buffer(self, *args: Any, **kwargs: Any) -> Any:
         """Return what :meth:`save` writes.
@@ -94,7 +107,7 @@ class LoweredModule(torch.jit.RecursiveScriptModule):
             LoweringError: the program takes gradients inside a region.
         """
         with _explaining():
-            return super().save_to_buffer(*args, **kwargs)
+            return super().save_to_buffer(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
 
     def __copy__(self) -> LoweredModule:
         """A module that shares parameters and buffers with this one."""
@@ -105,7 +118,8 @@ class LoweredModule(torch.jit.RecursiveScriptModule):
         return _adopt(super().__deepcopy__(memo), self)
 
     def _replicate_for_data_parallel(self) -> LoweredModule:
-        return _adopt(super()._replicate_for_data_parallel(), self)
+        replica = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch's
+        return _adopt(replica, self)
 
 
 @contextmanager
@@ -124,8 +138,34 @@ def _explaining() -> Iterator[None]:
         ) from error
 
 
+@overload
+def script(obj: HasForward[P, R]) -> TypedScriptModule[P, R]: ...
+@overload
+def script(obj: Callable[P, R]) -> torch.jit.ScriptFunction[P, R]: ...
 def script(obj: Any) -> Any:
-    """Compile a module or function with TorchScript, autocast regions lowered to explicit casts."""
+    """Compile a module or function with TorchScript, autocast regions lowered to explicit casts.
+
+    The program gives eager autocast's dtypes, bits and gradients. Called inside
+    ``with autocast(...)`` it does what the eager code does there; saved, called from C++, or as a
+    part of something compiled by plain ``torch.jit.script``, it is the program for calls outside
+    every region. It runs node by node, without TorchScript's optimising executor, which would
+    change bits.
+
+    What is left of the differences from eager mode: an eager part that uses a weight in the same
+    region has a cast of its own, so that the weight's gradients add up in another order; a saved
+    program that forks adds them up as plain TorchScript does, in no order in particular; a
+    submodule that was annotated with an interface cannot be exchanged for one of another type.
+
+    Args:
+        obj: an ``nn.Module`` or a function, which may be decorated with ``autocast(...)``, this
+            library's or torch's. Parameters and buffers are shared. A module that is compiled
+            already is lowered as :func:`lower` does.
+
+    Raises:
+        LoweringError: the program cannot be lowered without differing from eager autocast.
+        TypeError: ``obj`` is neither a module nor a function.
+        RuntimeError: TorchScript cannot compile it.
+    """
     if isinstance(obj, (LoweredModule, LoweredFunction)):
         return obj
     if isinstance(obj, torch.jit.ScriptModule):
@@ -143,37 +183,92 @@ def script(obj: Any) -> Any:
     )
 
 
+@overload
+def lower(
+    module_or_path: HasForward[P, R],
+    *,
+    device_type: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> TypedScriptModule[P, R]: ...
+@overload
+def lower(
+    module_or_path: str | os.PathLike[str],
+    *,
+    device_type: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> TypedScriptModule[..., Any]: ...
 def lower(
     module_or_path: Any, *, device_type: str | None = None, dtype: torch.dtype | None = None
 ) -> Any:
-    """Lower the autocast regions in a program that is compiled already."""
-    around = None
-    if device_type is not None or dtype is not None:
-        device_type = device_type or "cpu"
-        around = device_type, DeviceState(True, dtype or torch.get_autocast_dtype(device_type))
-    unit = torch._C.CompilationUnit()
+    """Lower the autocast regions in a program that is compiled already, with or without its source.
+
+    With a device type or a dtype a region is put around each method as a whole, which makes a
+    mixed-precision program of a float32 one. No autocast class and no question about autocast's
+    state is left, so that the file can be read where these are not known.
+
+    Args:
+        module_or_path: a ScriptModule, which stays as it is and shares its parameters and buffers
+            with the result; or the name of a ``.pt`` file.
+        device_type: device type of the region to put around the program; ``"cpu"`` if a dtype
+            alone is given.
+        dtype: dtype of that region; the device type's own if it alone is given.
+
+    Raises:
+        LoweringError: the program cannot be lowered without differing from eager autocast.
+        ValueError: the device type has no autocast, or not in the dtype.
+        TypeError: ``module_or_path`` is neither a ScriptModule nor a name.
+    """
+    around = _region(device_type, dtype)
+    if isinstance(module_or_path, LoweredModule) and around is None:
+        return module_or_path
+    unit = _C.CompilationUnit()
     if isinstance(module_or_path, torch.jit.ScriptModule):
         buffer = module_or_path.save_to_buffer()
-        loaded = torch._C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
+        loaded = _C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
         _share_tensors(module_or_path._c, loaded)
+    elif isinstance(module_or_path, (str, os.PathLike)):
+        loaded = _C.import_ir_module(unit, os.fspath(module_or_path), None, {}, False)
     else:
-        loaded = torch._C.import_ir_module(unit, os.fspath(module_or_path), None, {}, False)
-    library = Library(unit, around)
-    return _lowered_module(torch.jit._recursive.wrap_cpp_module(loaded), library)
+        raise TypeError(
+            "lower(module_or_path) needs a ScriptModule or the name of a file, got "
+            f"{module_or_path!r} of type {type(module_or_path).__name__}; compile a module with "
+            "script(module)"
+        )
+    return _lowered_module(_wrap_cpp_module(loaded), Library(unit, around))
+
+
+def _region(device_type: str | None, dtype: torch.dtype | None) -> tuple[str, DeviceState] | None:
+    """The region to put around a program, if one is asked for."""
+    if device_type is None and dtype is None:
+        return None
+    device_type = device_type or "cpu"
+    if device_type not in policy.autocast_device_types():
+        raise ValueError(
+            f"device type {device_type!r} has no autocast in torch {torch.__version__}; expected "
+            f"one of {', '.join(policy.autocast_device_types())}"
+        )
+    dtype = dtype or torch.get_autocast_dtype(device_type)
+    row = ROWS.get(device_type)
+    if row is not None and row.dtypes is not None and dtype not in row.dtypes:
+        raise ValueError(
+            f"autocast on {device_type!r} does not support {dtype}; expected one of "
+            f"{', '.join(map(str, row.dtypes))}"
+        )
+    return device_type, DeviceState(True, dtype)
 
 
 def _share_tensors(original: torch._C.ScriptModule, copy: torch._C.ScriptModule) -> None:
     """Give a copy the tensors of the module that it was copied from."""
-    for tensors in (torch._C.ParameterDict, torch._C.BufferDict):
+    for tensors in (_C.ParameterDict, _C.BufferDict):
         for name, tensor in tensors(original).items():
             copy.setattr(name, tensor)
-    children = dict(torch._C.ModuleDict(copy).items())
-    for name, child in torch._C.ModuleDict(original).items():
+    children = dict(_C.ModuleDict(copy).items())
+    for name, child in _C.ModuleDict(original).items():
         _share_tensors(child, children[name])
 
 
 def _lowered_module(
-    compiled: torch.jit.RecursiveScriptModule,
+    compiled: RecursiveScriptModule,
     library: Library,
     others: Sequence[torch.jit.ScriptModule] = (),
 ) -> LoweredModule:
@@ -235,4 +330,5 @@ def _script_function(function: Callable[..., Any]) -> LoweredFunction:
     compiled = compile_function(function)
     originals.add(compiled.qualified_name, compiled).lower()
     compiled.__class__ = LoweredFunction
+    assert isinstance(compiled, LoweredFunction)
     return compiled

@@ -15,19 +15,30 @@ import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-Graph = torch._C.Graph
 Node = torch._C.Node
 Value = torch._C.Value
 Block = torch._C.Block
+Function: TypeAlias = "torch._C.ScriptFunction[..., Any]"
+if TYPE_CHECKING:
+    # Torch's stubs know a few of a graph's methods, and take a type of TorchScript's for four
+    # unrelated ones.
+    Graph: TypeAlias = Any
+    Type: TypeAlias = Any
+else:
+    Graph = torch._C.Graph
+    Type = torch._C.Type
+
+_C: Any = torch._C
+"""For what torch's stubs leave out or describe wrongly."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def dtype_code(dtype: torch.dtype) -> int:
     """The number by which TorchScript knows a dtype."""
     graph = Graph()
@@ -75,13 +86,13 @@ def is_tensor_list(value: Value) -> bool:
     return bool(kind.kind() == "ListType" and kind.getElementType().kind() == "TensorType")
 
 
-@lru_cache(maxsize=None)
+@cache
 def parsed_schema(schema: str) -> torch._C.FunctionSchema | None:
     """The schema of a node from its text; None for a node that has none."""
     return None if schema == "(no schema)" else torch._C.parse_schema(schema)
 
 
-def cast_cache_type() -> torch._C.Type:
+def cast_cache_type() -> Type:
     """``Dict[Tensor, Tensor]``, whose keys are told apart by identity."""
     tensor = torch._C.TensorType.get()
     return torch._C.DictType(tensor, tensor)
@@ -111,7 +122,7 @@ def all_values(graph: Graph) -> Iterator[Value]:
                 yield from node.outputs()
 
 
-_CONTAINERS: dict[str, Callable[[list[torch._C.Type]], torch._C.Type]] = {
+_CONTAINERS: dict[str, Callable[[list[Type]], Type]] = {
     "ListType": lambda parts: torch._C.ListType(parts[0]),
     "OptionalType": lambda parts: torch._C.OptionalType(parts[0]),
     "TupleType": lambda parts: torch._C.TupleType(parts),
@@ -119,9 +130,7 @@ _CONTAINERS: dict[str, Callable[[list[torch._C.Type]], torch._C.Type]] = {
 }
 
 
-def retyped(
-    kind: torch._C.Type, instead_of: Callable[[torch._C.Type], torch._C.Type | None]
-) -> torch._C.Type | None:
+def retyped(kind: Type, instead_of: Callable[[Type], Type | None]) -> Type | None:
     """A type with others in the place of some of its parts; None if there are no such parts.
 
     Args:
@@ -142,14 +151,14 @@ def retyped(
 _RANGE = re.compile(
     r'File "(?P<file>.+)", line (?P<line>\d+)|^(?P<traced>.+)\((?P<at>\d+)\): ', re.M
 )
-"""A place as TorchScript's compiler writes it, or as its tracer does, which writes the whole stack."""
+"""A place as TorchScript's compiler writes it, or as its tracer does, with the whole stack."""
 
 _OWN_FILES = str(Path(__file__).parents[1])
 
 
 def source_of(node: Node) -> str:
     """The user's source line as ``file:line: text``, or ``""`` where TorchScript kept none."""
-    for found in _RANGE.finditer(node.sourceRange()):
+    for found in _RANGE.finditer(str(node.sourceRange())):
         file, line = found["file"] or found["traced"], int(found["line"] or found["at"])
         if not file.startswith(_OWN_FILES):
             text = linecache.getline(file, line).strip()
@@ -158,12 +167,10 @@ def source_of(node: Node) -> str:
 
 
 _unit = torch._C.CompilationUnit()
-"""Where made functions live: as long as the process, as graphs refer to them without keeping them."""
+"""Where made functions live as long as the process: graphs refer to them and do not keep them."""
 
 
-def compiled_function(
-    qualified_name: str, source: str, names: Mapping[str, object]
-) -> torch._C.ScriptFunction:
+def compiled_function(qualified_name: str, source: str, names: Mapping[str, object]) -> Function:
     """Compile one function, given as text.
 
     Args:
@@ -175,7 +182,7 @@ def compiled_function(
     return create_function(qualified_name, compiled_graph(source, names))
 
 
-def create_function(qualified_name: str, graph: Graph) -> torch._C.ScriptFunction:
+def create_function(qualified_name: str, graph: Graph) -> Function:
     """Make a function of a graph, under a name that no other has."""
     return _unit.create_function(qualified_name, graph)
 
@@ -187,7 +194,7 @@ def compiled_graph(source: str, names: Mapping[str, object]) -> Graph:
         source: the text of the function, in TorchScript.
         names: what the text refers to.
     """
-    draft = torch._C.CompilationUnit()
+    draft = _C.CompilationUnit()
     draft.define(source, {**vars(builtins), **names}.get)
     (function,) = draft.get_functions()
     graph: Graph = function.graph
@@ -206,20 +213,21 @@ class Editor:
         self._constants: dict[object, Value] = {}
         self._functions: dict[str, Value] = {}
 
-    def call_before(self, node: Node, function: torch._C.ScriptFunction, *inputs: Value) -> Value:
+    def call_before(self, node: Node, function: Function, *inputs: Value) -> Value:
         """Insert a call of a compiled function before ``node``, and return what it returns."""
-        (result,) = function.schema.returns
+        schema: Any = function.schema
+        (result,) = schema.returns
         call = self.node_before(node, "prim::CallFunction", self._function(function), *inputs)
         call.copyMetadata(node)
         call.output().setType(result.type)
         return call.output()
 
-    def _function(self, function: torch._C.ScriptFunction) -> Value:
+    def _function(self, function: Function) -> Value:
         """The constant at the top of the graph that stands for a function."""
         name = function.qualified_name
         if name not in self._functions:
             made = self.node_before(self.first(), "prim::Constant")
-            made.s_("name", function.name)
+            made.s_("name", str(function.name))
             made.output().setType(torch._C._jit_try_infer_type(function).type())
             self._functions[name] = made.output()
         return self._functions[name]
@@ -240,18 +248,20 @@ class Editor:
     def node_before(self, node: Node, kind: str, *inputs: Value, outputs: int = 1) -> Node:
         """Insert a node of the given kind, whose output types are the caller's to set."""
         with self._at(node):
-            return self.graph.insertNode(self.graph.create(kind, list(inputs), outputs))
+            made: Node = self.graph.insertNode(self.graph.create(kind, list(inputs), outputs))
+        return made
 
     def constant_before(self, node: Node, value: object) -> Value:
         """Insert a constant of any type TorchScript infers from the Python value."""
         with self._at(node):
-            return self.graph.insertConstant(value)
+            made: Value = self.graph.insertConstant(value)
+        return made
 
     def value_before(self, node: Node, known: object) -> Value:
         """A value for something that may be known: itself if it is one, else a constant."""
         return known if isinstance(known, Value) else self.constant_before(node, known)
 
-    def list_before(self, node: Node, element: torch._C.Type, values: Sequence[Value]) -> Value:
+    def list_before(self, node: Node, element: Type, values: Sequence[Value]) -> Value:
         """Insert the construction of a list."""
         made = self.node_before(node, "prim::ListConstruct", *values).output()
         made.setType(torch._C.ListType(element))
@@ -259,11 +269,12 @@ class Editor:
 
     def first(self) -> Node:
         """The node to insert before to be at the top of the graph."""
-        return next(self.graph.nodes(), self.graph.return_node())
+        node: Node = next(self.graph.nodes(), self.graph.return_node())
+        return node
 
-    def add_input(self, name: str, kind: torch._C.Type) -> Value:
+    def add_input(self, name: str, kind: Type) -> Value:
         """Give the graph another input."""
-        value = self.graph.addInput(name)
+        value: Value = self.graph.addInput(name)
         value.setType(kind)
         return value
 

@@ -7,7 +7,7 @@ to call on which argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -15,7 +15,6 @@ from .. import policy
 from ..policy import Policy, Rule
 from ._graph import (
     Editor,
-    Node,
     Value,
     dtype_code,
     is_none,
@@ -51,11 +50,13 @@ def insert_casts(editor: Editor, sites: Sequence[Site]) -> None:
                 _WRITERS[rule.policy](_Operator(editor, known, site, device_type, region), rule)
 
 
-@lru_cache(maxsize=None)
+@cache
 def rule_of(device_type: str, schema: str) -> Rule | None:
     """What autocast on the device type does to the operator with the schema, given as text."""
     parsed = parsed_schema(schema)
-    return parsed and policy.find(device_type, parsed.name, parsed.overload_name)
+    if parsed is None:
+        return None
+    return policy.find(device_type, parsed.name, parsed.overload_name)
 
 
 class _Operator:

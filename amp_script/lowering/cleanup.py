@@ -7,9 +7,7 @@ Private names used here, present in torch 2.6 to 2.15: ``torch._C._jit_pass_peep
 
 from __future__ import annotations
 
-import torch
-
-from ._graph import Graph
+from ._graph import _C, Graph
 
 
 def fold(graph: Graph) -> None:
@@ -17,14 +15,14 @@ def fold(graph: Graph) -> None:
 
     What tracing recorded about dtypes goes first: under autocast it need not hold.
     """
-    torch._C._jit_pass_erase_shape_information(graph)
-    torch._C._jit_pass_constant_propagation_immutable_types(graph)
-    torch._C._jit_pass_peephole(graph)
-    torch._C._jit_pass_dce(graph)
+    _C._jit_pass_erase_shape_information(graph)
+    _C._jit_pass_constant_propagation_immutable_types(graph)
+    _C._jit_pass_peephole(graph)
+    _C._jit_pass_dce(graph)
 
 
 def tidy(graph: Graph) -> None:
     """Fold what became constant by lowering, and drop what nothing uses."""
-    torch._C._jit_pass_constant_propagation_immutable_types(graph)
-    torch._C._jit_pass_dce(graph)
-    torch._C._jit_pass_constant_pooling(graph)
+    _C._jit_pass_constant_propagation_immutable_types(graph)
+    _C._jit_pass_dce(graph)
+    _C._jit_pass_constant_pooling(graph)

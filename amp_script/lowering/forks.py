@@ -9,9 +9,7 @@ everything at once.
 
 from __future__ import annotations
 
-import torch
-
-from ._graph import Editor, Graph, all_values, retyped
+from ._graph import Editor, Graph, Type, all_values, retyped
 from .functions import Functions
 from .regions import Site
 
@@ -64,5 +62,5 @@ def run_forks_at_once(graph: Graph, functions: Functions) -> None:
             value.setType(kind)
 
 
-def _result_of(kind: torch._C.Type) -> torch._C.Type | None:
+def _result_of(kind: Type) -> Type | None:
     return kind.getElementType() if kind.kind() == "FutureType" else None

@@ -6,25 +6,24 @@ often it is called, which keeps lowering fast and saved code readable. Small cal
 first, so that what is known about a value's dtype and casts is not lost at every layer.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._state._python_cu``,
-``torch._C.CompilationUnit`` (``find_function``, ``create_function``), ``torch._C._jit_pass_inline``.
+``torch._C.CompilationUnit.find_function``, ``torch._C._jit_pass_inline``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..jit_state import jit_autocast_pass, shield
-from ._graph import Editor, Graph, Node, create_function, nodes_of
+from ._graph import Editor, Function, Graph, Node, Type, create_function, nodes_of
 from .cleanup import fold
 from .helpers import PREFIX
 from .regions import ARGUMENT_NAMES, is_region_constructor, region_class
 from .state import Entry
-
-Function = torch._C.ScriptFunction
 
 _SMALL = 24
 """A callee of at most so many nodes is inlined."""
@@ -62,7 +61,7 @@ class Functions:
     """
 
     def __init__(self, lower: Lower, unit: torch._C.CompilationUnit | None = None) -> None:
-        self._foreign: dict[str, list[tuple[torch._C.Type, Functions]]] = {}
+        self._foreign: dict[str, list[tuple[Type, Functions]]] = {}
         self._lower = lower
         self._unit = torch.jit._state._python_cu if unit is None else unit
         self._prepared: dict[str, Graph] = {}
@@ -76,7 +75,7 @@ class Functions:
         return None if function is None else function.graph
 
     def is_lowered_itself(self, name: str, entry: Entry) -> bool:
-        """Whether the function or method itself, and not a copy, is lowered for calls in a state."""
+        """Whether the function or method itself is lowered for calls in a state, not a copy."""
         return False
 
     def prepare(self, graph: Graph) -> None:
@@ -151,14 +150,14 @@ class Functions:
         """
         functions = functions or _MethodsOf(self._lower, module)
         if functions is not self:
-            kind = module._type()
+            kind: Any = module._type()
             self._foreign.setdefault(kind.qualified_name(), []).append((kind, functions))
         for _, child in torch._C.ModuleDict(module).items():
             self.learn(child, functions)
 
     def _foreign_to(self, node: Node) -> Functions | None:
         if node.kind() == "prim::CallMethod" and not is_interface_call(node):
-            called = node.inputsAt(0).type()
+            called: Any = node.inputsAt(0).type()
             for kind, functions in self._foreign.get(called.qualified_name(), ()):
                 if kind == called:
                     return functions
@@ -227,12 +226,16 @@ class _MethodsOf(Functions):
         while pending:
             each = pending.pop()
             for name in each._method_names():
-                method = f"{each._type().qualified_name()}.{name}"
+                method = f"{_type_name(each)}.{name}"
                 self._methods[method] = each._get_method(name).graph
             pending.extend(child for _, child in torch._C.ModuleDict(each).items())
 
     def graph_named(self, name: str) -> Graph | None:
         return self._methods.get(name)
+
+
+def _type_name(module: Any) -> str:
+    return str(module._type().qualified_name())
 
 
 def lowered_function(name: str, graph: Graph) -> Function:
@@ -251,7 +254,7 @@ _numbers: Counter[str] = Counter()
 
 def name_of(node: Node) -> str:
     """The qualified name of what a call node calls."""
-    called = node.inputsAt(0).type()
+    called: Any = node.inputsAt(0).type()
     if node.kind() == "prim::CallFunction":
         return str(called.annotation_str)
     if is_interface_call(node):

@@ -18,9 +18,7 @@ from textwrap import indent
 import torch
 
 from .. import policy
-from ._graph import compiled_function
-
-Function = torch._C.ScriptFunction
+from ._graph import Function, compiled_function
 
 PREFIX = "__torch__.amp_script."
 """How the qualified names of these functions, and of lowered copies, begin."""

@@ -8,16 +8,20 @@ from .. import policy
 from ._graph import Graph, Node, Value, is_none, is_tensor, parsed_schema
 from .regions import Site
 
-_AS_FIRST = frozenset(
-    f"aten::{name}"
-    for name in """
+
+def _operators(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+_AS_FIRST = _operators(
+    """
     alias broadcast_to channel_shuffle clone constant_pad_nd contiguous detach dropout expand
     expand_as feature_dropout flatten flip gather index_select layer_norm batch_norm group_norm
     instance_norm gelu leaky_relu masked_select max_pool1d max_pool2d max_pool3d movedim mT narrow
     pad permute pixel_shuffle pixel_unshuffle relu relu6 repeat reshape reshape_as roll select
     silu slice softmax squeeze swapaxes swapdims t transpose tril triu unflatten unfold unsqueeze
     upsample_nearest1d upsample_nearest2d upsample_nearest3d view view_as
-    """.split()
+    """
 )
 """Operators whose result has the dtype of their first tensor argument, integer or not, unless
 another dtype is given by an argument."""
@@ -25,21 +29,19 @@ another dtype is given by an argument."""
 _PROMOTED = frozenset({"aten::add", "aten::sub", "aten::mul"})
 """Operators whose result, of two tensors, has the dtype that they promote to."""
 
-_LIKE_ALL = frozenset(
-    f"aten::{name}"
-    for name in """
+_LIKE_ALL = _operators(
+    """
     addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
     conv_transpose3d linear matmul mm scaled_dot_product_attention
-    """.split()
+    """
 )
 """Operators whose tensor arguments must have one dtype, which is the result's."""
 
-_NEVER_LEAF = _LIKE_ALL | frozenset(
-    f"aten::{name}"
-    for name in """
+_NEVER_LEAF = _LIKE_ALL | _operators(
+    """
     add batch_norm div embedding exp gelu group_norm layer_norm log_softmax mean mul permute relu
     reshape select sigmoid silu slice softmax sub sum tanh transpose unsqueeze view
-    """.split()
+    """
 )
 """Operators whose result is a tensor of its own, so that it is no leaf with gradients."""
 

@@ -49,7 +49,7 @@ def leave_to(depth: int) -> None:
         _leave()
 
 
-@torch.jit.ignore
+@torch.jit.ignore  # type: ignore[untyped-decorator]  # torch's own
 def _enter(names: list[str], targets: list[int], dtypes: list[int], cache_enabled: bool) -> None:
     now = AmbientState.current()
     devices = tuple((name, state.enabled, state.dtype) for name, state in now.devices)
@@ -61,7 +61,7 @@ def _enter(names: list[str], targets: list[int], dtypes: list[int], cache_enable
     torch.autocast_increment_nesting()
 
 
-@torch.jit.ignore
+@torch.jit.ignore  # type: ignore[untyped-decorator]  # torch's own
 def _leave() -> None:
     before = _entered.stack.pop()
     if torch.autocast_decrement_nesting() == 0:

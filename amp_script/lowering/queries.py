@@ -15,7 +15,7 @@ from .state import OFF, ProgramState
 QUERIES = frozenset(
     {"aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled", "aten::get_autocast_dtype"}
 )
-"""The operators that ask. ``is_autocast_enabled``, which takes no argument here, asks about CUDA."""
+"""The operators that ask; ``is_autocast_enabled``, without an argument here, about CUDA."""
 
 
 def answer(editor: Editor, node: Node, state: ProgramState) -> None:

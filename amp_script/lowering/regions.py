@@ -24,6 +24,7 @@ from ._graph import (
     Editor,
     Graph,
     Node,
+    Type,
     Value,
     all_values,
     constant,
@@ -56,7 +57,7 @@ ARGUMENT_NAMES = "amp_script_argument_names"
 """Attribute of a node that calls the constructor of a region: the names of its arguments."""
 
 
-def region_class(kind: torch._C.Type) -> str | None:
+def region_class(kind: Type) -> str | None:
     """The name of the autocast class that the type is; None for every other type."""
     if kind.kind() != "ClassType":
         return None
@@ -174,16 +175,16 @@ def _composite_names() -> frozenset[str]:
 
 
 @cache
-def _region_tuple() -> torch._C.Type:
+def _region_tuple() -> Type:
     string, boolean = torch._C.StringType.get(), torch._C.BoolType.get()
     return torch._C.TupleType([string, torch._C.IntType.get(), boolean, boolean])
 
 
-def _field_type(index: int) -> torch._C.Type:
+def _field_type(index: int) -> Type:
     return _region_tuple().containedTypes()[index]
 
 
-def _tuple_for(kind: torch._C.Type) -> torch._C.Type | None:
+def _tuple_for(kind: Type) -> Type | None:
     return _region_tuple() if region_class(kind) is not None else None
 
 
@@ -323,7 +324,7 @@ class _Walk:
         """Make a tuple of a region object that is read from an attribute."""
         editor = self._editor
         region = node.output()
-        made = editor.node_before(node, "prim::TupleConstruct")
+        made: Any = editor.node_before(node, "prim::TupleConstruct")
         made.moveAfter(node)
         for index, name in enumerate(_FIELDS[:3]):
             read = editor.node_before(made, "prim::GetAttr", region)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -141,7 +141,7 @@ class Entry:
         return ProgramState(devices, cache_enabled, cache, self.forks_at_once)
 
 
-@lru_cache(maxsize=None)
+@cache
 def supported_codes(device_type: str) -> tuple[int, ...]:
     """Numbers of the dtypes that a region on the device type may have and stay enabled.
 
