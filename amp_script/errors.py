@@ -84,6 +84,10 @@ class ArtifactError(AmpScriptError, RuntimeError):
         self.advice = advice
         super().__init__(f"{path}: {reason}" + (f". {advice}" if advice else ""))
 
+    def __reduce__(self) -> tuple[type[ArtifactError], tuple[str, str, str]]:
+        """Pickle by the parts, so that the error passes between processes."""
+        return type(self), (self.path, self.reason, self.advice)
+
 
 class PolicyError(AmpScriptError, ValueError):
     """A record of what autocast does to an operator that cannot be right.

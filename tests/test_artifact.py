@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -275,6 +276,13 @@ def test_any_damage_is_noticed_or_harmless(
     path.write_bytes(content)
     with contextlib.suppress(ArtifactError):
         assert torch.equal(load(path, compute="native")(INPUT), freeze()(INPUT))
+
+
+def test_the_error_passes_between_processes() -> None:
+    error = ArtifactError("model.pt", "damaged", "Save it again")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert (again.path, again.reason, again.advice) == ("model.pt", "damaged", "Save it again")
 
 
 def test_metadata_run_no_code(artifact: Path, tmp_path: Path) -> None:

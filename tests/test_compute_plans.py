@@ -297,6 +297,41 @@ def test_a_float32_program_has_nothing_to_change() -> None:
     assert torch.equal(frozen(torch.ones(2, 8)), traced(torch.ones(2, 8)))
 
 
+def test_a_program_with_nothing_to_change_keeps_its_constants() -> None:
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("offset", torch.ones(300, dtype=torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.offset.to(torch.float32)
+
+    x = torch.rand(2, 300)
+    traced = torch.jit.trace(Offset().eval(), x)
+    module = torch.jit.freeze(traced, optimize_numerics=False)
+    frozen = FrozenModule.wrap(module, Metadata("frozen", None, "cpu"), compute="packed")
+    assert frozen.compute == "native"
+    assert torch.equal(frozen(x), x + 1)
+
+
+def test_an_argument_with_a_default_does_not_keep_layers_from_being_packed() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 3).bfloat16()
+
+        def forward(self, x: torch.Tensor, times: int = 2) -> torch.Tensor:
+            return self.layer(x.to(torch.bfloat16)) * times
+
+    x = torch.rand(1, 3, 8, 8)
+    module = torch.jit.freeze(torch.jit.script(Scaled().eval()))
+    metadata = Metadata("frozen", torch.bfloat16, "cpu", (InputSpec.of_tensor("x", x),))
+    frozen = FrozenModule.wrap(module, metadata, compute="packed")
+    kinds = {node.kind() for node in nodes_of(plan_graph(frozen))}
+    assert "mkldnn::_convolution_pointwise" in kinds
+    torch.testing.assert_close(frozen(x, 3), frozen(x) * 1.5, rtol=0.02, atol=0.02)
+
+
 # --- packed weights -------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ class Program:
 
     Attributes:
         plan: the plan that was asked for.
-        changed: how many operators the plan runs in float32.
+        changed: how many operators the plan runs in float32; with none, no constant is taken out.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Program:
             names = weighted_inputs(forward, changed["forward"])
             sizes = sizes_on_examples(forward, cpp_module, inputs, names)
             prepack(forward, changed["forward"], sizes)
-        fold_casts(list(graphs.values()), self._stored)
+        if self.changed:
+            fold_casts(list(graphs.values()), self._stored)
         self._functions = {name: _Function(name, graph) for name, graph in graphs.items()}
 
     def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:

@@ -33,7 +33,7 @@ def sizes_on_examples(
     """Run a program on zeros of the example inputs' sizes, and return the sizes of some values.
 
     Args:
-        graph: the program; it is left as it is.
+        graph: the program's ``forward``; it is left as it is.
         cpp_module: what the graph's first input stands for.
         inputs: specs of the other inputs.
         names: tensors to measure. Those inside a branch or a loop are left out.
@@ -43,7 +43,8 @@ def sizes_on_examples(
         take zeros, such as one that checks its inputs.
     """
     try:
-        arguments = [_Example(inputs).of(value) for value in list(graph.inputs())[1:]]
+        example = _Example(inputs, cpp_module._get_method("forward").schema)
+        arguments = [example.of(value) for value in list(graph.inputs())[1:]]
     except LookupError:
         return {}
     probe = graph.copy()
@@ -97,13 +98,21 @@ def _return_sizes(graph: Graph, values: Sequence[Value]) -> None:
 
 
 class _Example:
-    """Zeros for an input of any type, by the specs of the tensors in it."""
+    """Zeros for an input of any type, by the specs of the tensors in it, or its default."""
 
-    def __init__(self, inputs: Sequence[InputSpec]) -> None:
+    def __init__(self, inputs: Sequence[InputSpec], schema: torch._C.FunctionSchema) -> None:
         self._specs: Mapping[str, InputSpec] = {spec.name: spec for spec in inputs}
+        self._defaults = {
+            argument.name: argument.default_value
+            for argument in schema.arguments
+            if argument.has_default_value()
+        }
 
     def of(self, value: Value) -> Any:
-        return self._make(value.type(), input_name(value))
+        name = input_name(value)
+        if name in self._defaults:
+            return self._defaults[name]
+        return self._make(value.type(), name)
 
     def _make(self, kind: Any, path: str) -> Any:
         if kind.kind() == "TensorType":
