@@ -127,7 +127,12 @@ def _run(command: Sequence[str], folder: str | None = None, **environment: objec
     added = {name: str(value) for name, value in environment.items() if value}
     cleared = {key: value for key, value in os.environ.items() if key not in environment}
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env={**cleared, **added}
+        command,
+        capture_output=True,
+        text=True,
+        # In a checkout's own folder its modules would be checked with the files.
+        cwd=folder or tempfile.gettempdir(),
+        env={**cleared, **added},
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert not done.stderr, done.stderr
