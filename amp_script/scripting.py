@@ -23,6 +23,7 @@ from .compilation import compile_function, compile_module
 from .devices import ROWS
 from .errors import LoweringError
 from .jit_state import DeviceState
+from .lowering.traced import name_convolutions
 from .programs import Library, Program, originals
 from .typing import HasForward, TypedScriptModule
 
@@ -217,6 +218,8 @@ def lower(
         LoweringError: the program cannot be lowered without differing from eager autocast.
         ValueError: the device type has no autocast, or not in the dtype.
         TypeError: ``module_or_path`` is neither a ScriptModule nor a name.
+        FileNotFoundError: there is no file of that name.
+        RuntimeError: the file holds no TorchScript program.
     """
     around = _region(device_type, dtype)
     if isinstance(module_or_path, LoweredModule) and around is None:
@@ -227,14 +230,21 @@ def lower(
         loaded = _C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
         _share_tensors(module_or_path._c, loaded)
     elif isinstance(module_or_path, (str, os.PathLike)):
-        loaded = _C.import_ir_module(unit, os.fspath(module_or_path), None, {}, False)
+        path = os.fspath(module_or_path)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"no TorchScript file {path!r} to lower")
+        loaded = _C.import_ir_module(unit, path, None, {}, False)
     else:
         raise TypeError(
             "lower(module_or_path) needs a ScriptModule or the name of a file, got "
             f"{module_or_path!r} of type {type(module_or_path).__name__}; compile a module with "
             "script(module)"
         )
-    return _lowered_module(_wrap_cpp_module(loaded), Library(unit, around))
+    module = _wrap_cpp_module(loaded)
+    for each in module.modules():
+        for _, method in _methods(each):
+            name_convolutions(method.graph)
+    return _lowered_module(module, Library(unit, around))
 
 
 def _region(device_type: str | None, dtype: torch.dtype | None) -> tuple[str, DeviceState] | None:
