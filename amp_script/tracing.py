@@ -233,7 +233,8 @@ class _Freezing:
         verification = None
         try:
             if verify:
-                verification = self.verify(program, call, recording, exact=exact)
+                name = "example_inputs"
+                verification = self.check(program, call, recording, name, call, exact=exact)
             for index, check in enumerate(checks):
                 name = f"check_inputs[{index}]"
                 self.check(program, check, recording, name, call, exact=exact)
@@ -395,13 +396,7 @@ class _Freezing:
     # --- verifying ---
 
     def verify(
-        self,
-        program: FrozenModule,
-        call: Call,
-        recording: _Recording,
-        *,
-        exact: bool,
-        name: str = "",
+        self, program: FrozenModule, call: Call, recording: _Recording, name: str, *, exact: bool
     ) -> Verification:
         at_border = call.at_border(self.border)
         reports = []
@@ -428,10 +423,10 @@ class _Freezing:
         example: Call,
         *,
         exact: bool,
-    ) -> None:
-        """Verify on other inputs; where that fails, say what in the model the trace holds fast."""
+    ) -> Verification:
+        """Verify on some inputs; where that fails, say what in the model the trace holds fast."""
         try:
-            self.verify(program, check, recording, exact=exact, name=name)
+            return self.verify(program, check, recording, name, exact=exact)
         except VerificationError as error:
             raise VerificationError(error.report, self.why(recording, example, check)) from None
         except InputError as error:
@@ -443,6 +438,8 @@ class _Freezing:
 
     def why(self, recording: _Recording, example: Call, check: Call) -> str:
         """What a recording of another call has in the place of something held fast."""
+        if check is example:
+            return ""
         try:
             other = self.record(check)
             found = first_difference(self.record(example).graphs[0], other.graphs[0])

@@ -154,6 +154,34 @@ def test_replaced_for_this_thread_and_put_back(owner: type) -> None:
     assert ("value" in vars(owner)) == own
 
 
+def test_threads_may_stand_in_at_the_same_time_and_leave_in_any_order() -> None:
+    method = Base.value
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+    seen: dict[str, str] = {}
+
+    def first() -> None:
+        with replaced(Base, "value", lambda original, self: "first"):
+            first_in.set()
+            assert second_in.wait(10)
+            seen["first"] = Base().value()
+        first_out.set()
+
+    def second() -> None:
+        assert first_in.wait(10)
+        with replaced(Base, "value", lambda original, self: f"second, {original(self)}"):
+            second_in.set()
+            assert first_out.wait(10)
+            seen["second"] = Base().value()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {"first": "first", "second": "second, original"}
+    assert Base.value is method
+
+
 def test_untouched_puts_everything_back() -> None:
     model = nn.BatchNorm1d(4)
     model.notes = ["a"]
