@@ -3,6 +3,10 @@
 Lowered TorchScript asks each tensor for its dtype and device before it casts. A frozen program
 takes inputs of one dtype on one device, so most answers are known: they become constants, branches
 fall away, and casts go that were made before or change nothing.
+
+Private names used here, present in torch 2.6 to 2.15: the ``torch._C`` passes
+``_jit_pass_constant_propagation``, ``_jit_pass_constant_pooling`` and ``_jit_pass_dce``,
+``torch._C.parse_schema``, and a graph's ``alias_db``.
 """
 
 from __future__ import annotations

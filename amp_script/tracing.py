@@ -6,6 +6,10 @@ gradients, because some modules take another path then; where the two recordings
 kept. The recording is made a program with the model's own argument names and result, batch norms
 are folded, weights become constants in the dtype that they are used in, and the program is compared
 with the model.
+
+Private names used here, present in torch 2.6 to 2.15: the ``torch._C`` passes
+``_jit_pass_optimize_frozen_graph``, ``_jit_pass_constant_pooling``, ``_jit_pass_cse``,
+``_jit_pass_dce`` and ``_jit_pass_lint``, and the C++ module's ``_method_names`` and ``_get_method``.
 """
 
 from __future__ import annotations
