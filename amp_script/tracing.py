@@ -9,7 +9,7 @@ with the model.
 
 Private names used here, present in torch 2.6 to 2.15: the ``torch._C`` passes
 ``_jit_pass_optimize_frozen_graph``, ``_jit_pass_constant_pooling``, ``_jit_pass_cse``,
-``_jit_pass_dce`` and ``_jit_pass_lint``, and the C++ module's ``_method_names`` and ``_get_method``.
+``_jit_pass_dce``, ``_jit_pass_lint``; of the C++ module ``_method_names`` and ``_get_method``.
 """
 
 from __future__ import annotations
