@@ -35,11 +35,12 @@ class Count(NamedTuple):
 def count(package: Path, search_path: Path | None, folder: Path) -> Count:
     """Check a package, with stubs for torch from ``search_path`` if there is one."""
     files = [str(file) for file in sorted(package.glob("*.py"))]
-    settings = {"extraPaths": [str(package.parent)]}
+    settings = {"extraPaths": [str(package.parent), str(TYPED.parent)]}
     if search_path is not None:
         settings["stubPath"] = str(search_path)
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
-    environment = {"MYPYPATH": f"{package.parent}:{search_path or ''}".rstrip(":")}
+    folders = [package.parent, TYPED.parent, *([search_path] if search_path else [])]
+    environment = {"MYPYPATH": os.pathsep.join(str(each) for each in dict.fromkeys(folders))}
     command = [sys.executable, "-m", "mypy", "--strict", "--disallow-any-expr", "--config-file="]
     command += ["--output=json", f"--cache-dir={folder / 'cache'}", *files]
     lines = _run(command, folder, environment).splitlines()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from typed_service_plain.config import Config
+from typed_service.config import Config
+
 from typed_service_plain.freezing import write
 from typed_service_plain.serving import Service
 from typed_service_plain.training import train

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from typed_service.config import Config
+from typed_service.texts import triples
 
-from typed_service_plain.config import Config
 from typed_service_plain.model import Classifier
-from typed_service_plain.texts import triples
 
 
 def freeze(model: Classifier, config: Config) -> torch.jit.ScriptModule:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, autocast, nn
 from torch.nn import functional
+from typed_service.config import Config
 
-from typed_service_plain.config import Config
 from typed_service_plain.rounding import round_through, sixteenths
 
 

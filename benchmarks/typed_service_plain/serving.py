@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-
-from typed_service_plain.config import Config
-from typed_service_plain.texts import triples
+from typed_service.config import Config
+from typed_service.texts import triples
 
 
 class Answer(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typed_service.config import Config
+from typed_service.texts import TEXTS, triples
 
-from typed_service_plain.config import Config
 from typed_service_plain.model import Classifier
-from typed_service_plain.texts import TEXTS, triples
 
 
 def train(config: Config, *, steps: int = 60, seed: int = 0) -> Classifier:
