@@ -92,7 +92,7 @@ def test_any_text_is_a_spec_or_a_usage_error(text: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([name for name in DTYPES if name != "bool"]),
-    st.integers(-100, 100),
+    st.integers(-70, 70),
     st.integers(1, 50),
     st.booleans(),
 )
