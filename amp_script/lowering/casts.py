@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -59,6 +60,20 @@ def rule_of(device_type: str, schema: str) -> Rule | None:
     return policy.find(device_type, parsed.name, parsed.overload_name)
 
 
+@cache
+def _last_argument_is_first() -> bool:
+    """Whether eager autocast casts the last argument of an operator first.
+
+    The order is that in which the compiler that built torch evaluates arguments. Gradients tell:
+    autograd adds up those of one tensor in the order in which its casts were made.
+    """
+    x = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    with torch.enable_grad(), torch.autocast("cpu", dtype=torch.float16):
+        product: Any = torch.mm(x, x).grad_fn
+    (first, _), (second, _) = product.next_functions
+    return bool(first._sequence_nr() > second._sequence_nr())
+
+
 class _Operator:
     """One operator in one device type's region, and the pieces that policies are written with."""
 
@@ -107,7 +122,8 @@ class _Operator:
             cached: whether eager autocast may take the casts from its cache.
         """
         cached = cached and self._site.state.cache_enabled is not False
-        for index, value in enumerate(list(self.node.inputs())):
+        arguments = list(enumerate(self.node.inputs()))
+        for index, value in reversed(arguments) if _last_argument_is_first() else arguments:
             if is_tensor(value):
                 self.node.replaceInput(index, self._cast(value, target, cached))
             elif is_optional_tensor(value):

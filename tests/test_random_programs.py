@@ -1,0 +1,175 @@
+"""Random programs with regions, branches, loops and mixed dtypes, against eager mode.
+
+Hypothesis makes a program as text, with every value in float32, bfloat16, float16 or float64, and
+inputs that may be leaves with gradients. It runs eagerly and scripted, outside and inside ambient
+autocast: dtypes, bits, gradients and whether it raises must be the same. CI runs a fixed corpus,
+the same every time. To look for more, by hand:
+
+    AMP_SCRIPT_RANDOM_PROGRAMS=5000 pytest tests/test_random_programs.py
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import types
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from agreement import AMBIENT, ambient_autocast, assert_same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import amp_script
+
+EXAMPLES = int(os.environ.get("AMP_SCRIPT_RANDOM_PROGRAMS", "0"))
+"""How many new programs to look at; 0 for the corpus of CI."""
+
+VARIABLES = ("a", "b", "c")
+
+ONE = st.sampled_from(VARIABLES)
+
+EXPRESSIONS = st.one_of(
+    st.builds("torch.mm({}, {})".format, ONE, ONE),
+    st.builds("torch.nn.functional.linear({}, {}, {}[0])".format, ONE, ONE, ONE),
+    st.builds("torch.addmm({}, {}, {})".format, ONE, ONE, ONE),
+    st.builds("torch.baddbmm({}[None], {}[None], {}[None])[0]".format, ONE, ONE, ONE),
+    st.builds("torch.cat([{}, {}])[1:4]".format, ONE, ONE),
+    st.builds("torch.stack([{}, {}])[1]".format, ONE, ONE),
+    st.builds("({} + {}) / 2".format, ONE, ONE),
+    st.builds("{} * 0.5".format, ONE),
+    st.builds("torch.tanh({})".format, ONE),
+    st.builds("torch.sigmoid({})".format, ONE),
+    st.builds("torch.relu({}).t()".format, ONE),
+    st.builds("torch.softmax({}, -1)".format, ONE),
+    st.builds("{}.float()".format, ONE),
+    st.builds("{}.to({}.dtype)".format, ONE, ONE),
+    st.builds("torch.prod({}) + {}".format, ONE, ONE),
+    st.builds("torch.nn.functional.mse_loss({}, {}) + {}".format, ONE, ONE, ONE),
+    st.builds("helper({}, {})".format, ONE, ONE),
+)
+
+REGIONS = st.sampled_from(
+    [
+        'torch.autocast("cpu", dtype=torch.bfloat16)',
+        'torch.autocast("cpu", dtype=torch.float16)',
+        'torch.autocast("cpu", enabled=False)',
+        'torch.autocast("cpu", enabled=n > 1, dtype=torch.bfloat16)',
+        'torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)',
+        "chosen",
+        "torch.no_grad()",
+    ]
+)
+
+HELPER = """
+def helper(x: torch.Tensor, y: torch.Tensor):
+    with torch.autocast("cpu", enabled=torch.is_autocast_cpu_enabled(), dtype=torch.bfloat16):
+        return torch.mm(x, y) * 2
+"""
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
+
+
+def _blocks(inner: st.SearchStrategy[list[str]]) -> st.SearchStrategy[list[str]]:
+    body = st.lists(inner, min_size=1, max_size=3).map(lambda parts: [x for p in parts for x in p])
+    return st.one_of(
+        st.builds(lambda region, lines: [f"with {region}:", *_indented(lines)], REGIONS, body),
+        st.builds(
+            lambda one, lines, other: [
+                f"if {one}.sum() > 0:",
+                *_indented(lines),
+                "else:",
+                *_indented(other),
+            ],
+            ONE,
+            body,
+            body,
+        ),
+        st.builds(lambda lines: ["for _ in range(n):", *_indented(lines)], body),
+    )
+
+
+# TorchScript leaves out what nothing uses, with the error that it would have raised.
+ASSIGNMENT = st.builds(
+    lambda name, value: [f"{name} = {value}", f"seen.append({name})"], ONE, EXPRESSIONS
+)
+STATEMENTS = st.lists(st.recursive(ASSIGNMENT, _blocks, max_leaves=6), min_size=2, max_size=5).map(
+    lambda parts: [line for part in parts for line in part]
+)
+
+DTYPES = st.sampled_from([torch.float32] * 3 + [torch.bfloat16, torch.float16, torch.float64])
+
+_numbers = count()
+
+
+def _function(statements: list[str]) -> Any:
+    """Compile a program from text that TorchScript can read again."""
+    text = "\n".join(
+        [
+            "import torch",
+            HELPER,
+            "def program(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, n: int):",
+            '    on = torch.autocast("cpu", dtype=torch.bfloat16)',
+            '    off = torch.autocast("cpu", enabled=False)',
+            "    chosen = on if n > 1 else off",
+            "    seen = [a, b, c]",
+            *_indented(statements),
+            "    return seen",
+            "",
+        ]
+    )
+    name = f"<random program {next(_numbers)}>"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+    module = types.ModuleType("random_program")
+    exec(compile(text, name, "exec"), vars(module))
+    return module.program
+
+
+def _run(program: Any, dtypes: list[torch.dtype], grads: list[bool], n: int) -> Any:
+    """Results and gradients, or that there are none."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        (torch.rand(3, 3, generator=generator) - 0.4).to(dtype).requires_grad_(grad)
+        for dtype, grad in zip(dtypes, grads, strict=True)
+    ]
+    try:
+        results = program(*inputs, n)
+    except (RuntimeError, torch.jit.Error):
+        return "raises"
+    loss = sum(result.double().nan_to_num().clamp(-99, 99).sum() for result in results)
+    if loss.requires_grad:
+        loss.backward()
+    gradients = [each.grad for each in inputs if each.grad is not None]
+    return [each.detach().nan_to_num() for each in (*results, *gradients)]
+
+
+@pytest.mark.filterwarnings("ignore:torch.is_autocast_cpu_enabled:DeprecationWarning")
+@settings(
+    max_examples=EXAMPLES or 60,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    statements=STATEMENTS,
+    dtypes=st.lists(DTYPES, min_size=3, max_size=3),
+    grads=st.lists(st.booleans(), min_size=3, max_size=3),
+    n=st.integers(0, 3),
+)
+def test_random_programs(
+    statements: list[str], dtypes: list[torch.dtype], grads: list[bool], n: int
+) -> None:
+    program = _function(statements)
+    scripted = amp_script.script(program)
+    for ambient in AMBIENT:
+        for _ in range(2):
+            with ambient_autocast(ambient):
+                want = _run(program, dtypes, grads, n)
+            with ambient_autocast(ambient):
+                got = _run(scripted, dtypes, grads, n)
+            assert_same(got, want)
