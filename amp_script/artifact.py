@@ -18,18 +18,22 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch.jit._recursive import wrap_cpp_module
 
 from amp_script.compatibility import oldest_libtorch
 from amp_script.compute import Compute, CppModule
+from amp_script.conformance import check
 from amp_script.errors import ArtifactError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import EXTRA_FILE, Metadata
+from amp_script.typing import TypedScriptModule
 
 __all__ = ["load", "read_metadata", "save"]
+
+M = TypeVar("M", bound=torch.jit.ScriptModule)
 
 
 def save(
@@ -74,9 +78,26 @@ def _metadata_of_scripted(module: torch.jit.ScriptModule) -> Metadata:
     return Metadata("scripted", None, device, oldest_libtorch=oldest_libtorch(graphs))
 
 
+@overload
 def load(
     path: str | os.PathLike[str],
     *,
+    like: type[M],
+    compute: Compute = "auto",
+    map_location: str | torch.device | None = None,
+) -> M: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    *,
+    like: None = None,
+    compute: Compute = "auto",
+    map_location: str | torch.device | None = None,
+) -> TypedScriptModule[..., Any]: ...
+def load(
+    path: str | os.PathLike[str],
+    *,
+    like: type[torch.jit.ScriptModule] | None = None,
     compute: Compute = "auto",
     map_location: str | torch.device | None = None,
 ) -> torch.jit.ScriptModule:
@@ -84,6 +105,8 @@ def load(
 
     Args:
         path: the file.
+        like: a class that describes the module, by hand or from ``amp-script stubgen``: the type
+            of what is returned, once the program has been compared with it.
         compute: plan to run it with; ``"auto"`` takes the one that suits this machine. A file with
             a plan baked in has no other.
         map_location: device to put the constants on. A device that the program itself names, such
@@ -94,6 +117,7 @@ def load(
 
     Raises:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
+        StubMismatchError: the program is not what ``like`` says.
         ValueError: there is no such plan for the program.
     """
     path = Path(path)
@@ -101,6 +125,8 @@ def load(
     _require_undamaged(path)
     device = None if map_location is None else torch.device(map_location)
     module: torch.jit.ScriptModule = wrap_cpp_module(_import(path, device))  # type: ignore[no-untyped-call]
+    if like is not None:
+        check(module, like)
     if metadata.kind == "scripted":
         return module
     if device is not None:

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import (
@@ -103,36 +103,39 @@ class _Making(type):
     twentieth of the time that a region takes to make, enter and leave.
     """
 
-    def __call__(
-        cls,
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
-    ) -> Any:
-        region = _new(cls)
-        try:
-            region._key, settled = _SETTLED[device_type]
-        except (KeyError, TypeError):
-            admit(device_type)
-            region._key, settled = _autocast_key(device_type), ()
-        if dtype is None:
-            dtype = get_autocast_dtype(device_type)
-        if enabled is not True or dtype not in settled:
-            enabled = permits(device_type, dtype, enabled, stacklevel=2)
-        region.device = device_type
-        region.fast_dtype = dtype
-        region._enabled = enabled
-        region._cache_enabled = (
-            is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
-        )
-        return region
+    if not TYPE_CHECKING:  # A checker would take what this returns for the type of every region.
+
+        def __call__(
+            cls,
+            device_type: str,
+            dtype: torch.dtype | None = None,
+            enabled: bool = True,
+            cache_enabled: bool | None = None,
+        ) -> Any:
+            region = _new(cls)
+            try:
+                region._key, settled = _SETTLED[device_type]
+            except (KeyError, TypeError):
+                admit(device_type)
+                region._key, settled = _autocast_key(device_type), ()
+            if dtype is None:
+                dtype = get_autocast_dtype(device_type)
+            if enabled is not True or dtype not in settled:
+                enabled = permits(device_type, dtype, enabled, stacklevel=2)
+            region.device = device_type
+            region.fast_dtype = dtype
+            region._enabled = enabled
+            region._cache_enabled = (
+                is_autocast_cache_enabled() if cache_enabled is None else cache_enabled
+            )
+            return region
 
 
 class _MakingSubclass(_Making):
     """Makes a region of a subclass, whose ``__init__`` may take other arguments."""
 
-    __call__ = type.__call__
+    if not TYPE_CHECKING:
+        __call__ = type.__call__
 
 
 def _not_entered(region: autocast) -> RuntimeError:
@@ -197,6 +200,12 @@ def _compiled_from(source: Callable[..., object]) -> Callable[[F], F]:
         return method
 
     return mark
+
+
+def _uncompiled(func: F) -> F:
+    """Keep TorchScript from a method; the decorator of older torch has no types."""
+    _drop(func)
+    return func
 
 
 class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N801  # torch's name
@@ -323,7 +332,7 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
         self.__dict__.update(state)
         self._key = _autocast_key(self.device)
 
-    @_drop
+    @_uncompiled
     def __call__(self, func: F) -> F:
         """Return ``func`` with its body in the region.
 

@@ -16,10 +16,10 @@ from torch import nn
 
 import amp_script
 from amp_script.errors import TracingError
-from amp_script.graph_difference import first_difference
 from amp_script.interception import replaced
 from amp_script.lowering._graph import Graph
-from amp_script.specialise import specialise
+from amp_script.tracing.graph_difference import first_difference
+from amp_script.tracing.specialise import specialise
 from amp_script.untouched import seeded, untouched
 
 

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 import torch
 from typing_extensions import ParamSpec
 
-from amp_script.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
 from amp_script.calls import Call, Inputs
 from amp_script.compute import Compute
-from amp_script.constants import attach_weights, own_constants
 from amp_script.errors import (
     AmpScriptError,
     InputError,
@@ -35,20 +33,22 @@ from amp_script.errors import (
     VerificationError,
 )
 from amp_script.frozen import FrozenModule
-from amp_script.graph_difference import first_difference
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.lowering import lower_graph
 from amp_script.lowering._graph import Editor, Graph
 from amp_script.lowering.addmm import keep_addmm_whole
 from amp_script.metadata import InputSpec, Metadata, Verification
-from amp_script.missing_kernels import stand_in_for_missing_kernels
 from amp_script.programs import originals
-from amp_script.python_operators import python_operators_as_their_bodies
-from amp_script.recording import Recorder, tensors_with_grad
 from amp_script.regions import Region, border_dtype
-from amp_script.specialise import specialise
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
-from amp_script.trace_session import HeldFast, depends_on_data, trace_session
+from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
+from amp_script.tracing.constants import attach_weights, own_constants
+from amp_script.tracing.graph_difference import first_difference
+from amp_script.tracing.missing_kernels import stand_in_for_missing_kernels
+from amp_script.tracing.python_operators import python_operators_as_their_bodies
+from amp_script.tracing.recording import Recorder, tensors_with_grad
+from amp_script.tracing.session import HeldFast, depends_on_data, trace_session
+from amp_script.tracing.specialise import specialise
 from amp_script.typing import HasForward, TypedScriptModule
 from amp_script.untouched import modules_of, seeded, tensors_of, untouched
 from amp_script.verification import VerificationReport, expect, judge

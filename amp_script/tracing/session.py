@@ -24,7 +24,7 @@ from torch.jit._trace import TracerWarning
 
 from amp_script.interception import replaced
 from amp_script.lowering._graph import Value
-from amp_script.tracing_state import is_recording, value_trace
+from amp_script.tracer import is_recording, value_trace
 
 __all__ = ["HeldFast", "depends_on_data", "trace_session"]
 
@@ -160,7 +160,7 @@ def depends_on_data(value: torch.Tensor | None) -> bool:
 # --- whose line it is -----------------------------------------------------------------------------
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-_HERE: Final = os.path.dirname(__file__) + os.sep
+_HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _WARNINGS: Final = warnings.__file__
 
 

@@ -27,7 +27,7 @@ from torch.amp.autocast_mode import _cast
 
 from amp_script.interception import replaced
 from amp_script.regions import Region
-from amp_script.tracing_state import is_recording
+from amp_script.tracer import is_recording
 
 __all__ = ["python_operators_as_their_bodies"]
 

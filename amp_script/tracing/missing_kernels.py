@@ -23,7 +23,7 @@ from amp_script.interception import replaced
 from amp_script.jit_state import shield
 from amp_script.lowering._graph import Value
 from amp_script.regions import Region
-from amp_script.tracing_state import is_recording, recording_paused, value_trace
+from amp_script.tracer import is_recording, recording_paused, value_trace
 
 __all__ = ["stand_in_for_missing_kernels"]
 
