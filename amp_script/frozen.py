@@ -17,6 +17,7 @@ Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,12 +45,14 @@ class _Loan:
     """The programs that have a storable program's constants; all modules that hold it share it."""
 
     programs: list[Program] = field(default_factory=list)
+    _ending: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self) -> None:
         """Have every constant given back for good."""
-        while self.programs:
-            self.programs[-1].give_back()
-            self.programs.pop()
+        with self._ending:
+            while self.programs:
+                self.programs[-1].give_back()
+                self.programs.pop()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

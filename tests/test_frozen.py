@@ -239,6 +239,28 @@ def test_a_module_around_it_holds_the_whole_storable_program(frozen: FrozenModul
     assert equal(frozen(example()), before)
 
 
+@pytest.mark.parametrize("compute", ["upcast", "packed"])
+def test_threads_may_ask_for_the_storable_program_at_once(compute: Any) -> None:
+    failures: list[Exception] = []
+    together = threading.Barrier(8)
+
+    def read(frozen: FrozenModule) -> None:
+        together.wait()
+        try:
+            _ = frozen._c
+        except Exception as error:  # whatever it is, the test shows it
+            failures.append(error)
+
+    for _ in range(5):
+        frozen = freeze(compute)
+        workers = [threading.Thread(target=read, args=(frozen,)) for _ in range(8)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert failures == []
+
+
 def test_torch_saves_the_storable_program_with_its_metadata(frozen: FrozenModule) -> None:
     buffer = io.BytesIO()
     torch.jit.save(frozen, buffer)
