@@ -24,7 +24,7 @@ from .devices import ROWS
 from .errors import LoweringError
 from .jit_state import DeviceState
 from .lowering.traced import name_convolutions
-from .programs import Library, Program, originals
+from .programs import Compiled, Library, Program, originals
 from .typing import HasForward, TypedScriptModule
 
 P = ParamSpec("P")
@@ -38,12 +38,12 @@ __all__ = ["LoweredFunction", "LoweredMethod", "LoweredModule", "lower", "script
 
 
 class LoweredMethod:
-    """One method of a :class:`LoweredModule`, called in the variant for the caller's autocast.
+    """A method or hook of a :class:`LoweredModule`, run in the variant for the caller's autocast.
 
     Attributes other than those of a call are the compiled method's.
     """
 
-    def __init__(self, method: torch._C.ScriptMethod[..., Any], program: Program) -> None:
+    def __init__(self, method: Compiled, program: Program) -> None:
         self._method = method
         self._program = program
 
@@ -89,7 +89,7 @@ class LoweredModule(RecursiveScriptModule):
         if isinstance(found, torch._C.ScriptMethod):
             program = self._library.programs.get(f"{_type_name(self)}.{name}")
             if program is not None:
-                found = self.__dict__[name] = LoweredMethod(found, program)
+                found = vars(self)[name] = LoweredMethod(found, program)
         return found
 
     def save(self, f: Any, **kwargs: Any) -> None:
@@ -152,10 +152,12 @@ def script(obj: Any) -> Any:
     every region. It runs node by node, without TorchScript's optimising executor, which would
     change bits.
 
-    What is left of the differences from eager mode: an eager part that uses a weight in the same
-    region has a cast of its own, so that the weight's gradients add up in another order; a saved
-    program that forks adds them up as plain TorchScript does, in no order in particular; a
-    submodule that was annotated with an interface cannot be exchanged for one of another type.
+    What is left of the differences from eager mode: a weight that is written to inside a region
+    where no gradients are recorded is cast anew, where eager autocast keeps its first cast; an
+    eager part that uses a weight in the same region has a cast of its own, so that the weight's
+    gradients add up in another order; a saved program that forks adds them up as plain TorchScript
+    does, in no order in particular; a submodule that was annotated with an interface cannot be
+    exchanged for one of another type.
 
     Args:
         obj: an ``nn.Module`` or a function, which may be decorated with ``autocast(...)``, this
@@ -332,6 +334,11 @@ def _adopt_one(module: Any, library: Library) -> None:
     for name, value in list(module.__dict__.items()):
         if isinstance(value, torch._C.ScriptMethod):
             del module.__dict__[name]
+    # Hooks of the module that is called are run from Python; those of modules in it, by its graph.
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in hooks.items():
+            if isinstance(hook, torch._C.ScriptFunction):
+                hooks[key] = LoweredMethod(hook, library.programs[hook.qualified_name])
     module.__class__ = LoweredModule
     module.__dict__["_library"] = library
 

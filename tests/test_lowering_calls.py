@@ -1,5 +1,6 @@
 """Calls that lead out of a graph: what they run is cast as in eager mode, or they are refused."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, Tuple  # noqa: UP035  # TorchScript reads it
 
@@ -232,6 +233,31 @@ class _Parent(nn.Module):
 def test_hooks() -> None:
     module = _Hooked()
     assert_agrees(amp_script.script(module), module, X)
+
+
+class _RegionsInHooks(nn.Linear):
+    """Its hooks are called from Python when it is called itself."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+        def before(self, input: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            with torch.autocast("cpu", enabled=False):
+                return (torch.mm(input[0], input[0]),)
+
+        def after(self, input: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.float16):
+                half = torch.mm(output, output)
+            return torch.mm(half.float(), half.float())
+
+        self.register_forward_pre_hook(before)
+        self.register_forward_hook(after)
+
+
+@pytest.mark.parametrize("copied", [lambda module: module, copy.deepcopy, copy.copy])
+def test_hooks_that_python_calls(copied: Callable[[Any], Any]) -> None:
+    module = _RegionsInHooks()
+    assert_agrees(copied(amp_script.script(module)), module, X)
 
 
 def test_exported_methods() -> None:
