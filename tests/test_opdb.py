@@ -9,6 +9,8 @@ import pytest
 import torch
 from opdb import Case, Failure, Outcome, Region, Runner, Sample, Verdict
 
+from amp_script import policy
+
 BFLOAT16 = Region("cpu", torch.bfloat16)
 
 
@@ -156,6 +158,21 @@ def test_dtypes_on_a_device_that_is_absent() -> None:
     (case,) = opdb.cases(torch.float32, device_type="cuda", samples=1, only="zeros/")
     assert 'device="cuda"' in case.samples[0].expression
     assert not torch.is_autocast_enabled("cuda")
+
+
+@pytest.mark.parametrize("operator", sorted(opdb.NOT_IMITATED))
+def test_what_is_not_imitated_calls_what_autocast_handles(operator: str) -> None:
+    region = Region("cuda", torch.float16)
+    (case, *_) = opdb.cases(torch.float32, device_type="cuda", samples=2, only=f"{operator}/")
+    assert opdb.compare(case, EAGER, region).verdict is Verdict.INCOMPARABLE
+    (case, *_) = opdb.cases(torch.float32, samples=2, only=f"{operator}/")
+    handled = {name.partition(".")[0] for name in policy.listed_operators("cuda")}
+    called: set[str] = set()
+    for sample in case.samples:
+        with torch.autograd.profiler.profile(use_kineto=False) as profile:
+            sample.call(*sample.inputs())
+        called |= {event.name for event in profile.function_events}
+    assert called & handled
 
 
 def test_parts_make_up_the_whole() -> None:
