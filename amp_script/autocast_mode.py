@@ -329,7 +329,7 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
     @_drop
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what ``__getstate__`` gave."""
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._key = _autocast_key(self.device)
 
     @_uncompiled

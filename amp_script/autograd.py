@@ -200,6 +200,7 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     if isinstance(value, Iterable):
         items = (_cast(item, device_type, dtype) for item in value)
         if isinstance(value, tuple) and hasattr(value, "_make"):
-            return value._make(items)
+            named: Any = value
+            return named._make(items)
         return type(value)(items) if isinstance(value, (list, tuple)) else items
     return value

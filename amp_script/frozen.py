@@ -107,7 +107,7 @@ class FrozenModule(RecursiveScriptModule):
     ) -> Self:
         self = cls.__new__(cls)
         self._reconstruct(cpp_module)
-        self.__dict__.update(_metadata=metadata, _program=program, _loan=loan)
+        vars(self).update(_metadata=metadata, _program=program, _loan=loan)
         return self
 
     @property
@@ -132,7 +132,7 @@ class FrozenModule(RecursiveScriptModule):
 
     @_c.setter
     def _c(self, cpp_module: CppModule) -> None:
-        self.__dict__["_cpp"] = cpp_module
+        vars(self)["_cpp"] = cpp_module
 
     @property
     def _loan(self) -> _Loan:
@@ -157,7 +157,7 @@ class FrozenModule(RecursiveScriptModule):
             return torch.nn.Module.__getattr__(self, attr)
         inputs = self.metadata.inputs if attr == "forward" else ()
         method = _GuardedMethod(self._cpp, attr, inputs, self.__dict__["_program"], self._loan)
-        self.__dict__[attr] = method
+        vars(self)[attr] = method
         return method
 
     def __setattr__(self, attr: str, value: Any) -> None:
@@ -281,7 +281,8 @@ class FrozenModule(RecursiveScriptModule):
 
 
 def _device_and_dtype(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
-    device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+    torch_c: Any = torch._C
+    device, dtype, _, _ = torch_c._nn._parse_to(*args, **kwargs)
     return device, dtype
 
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
+from torch._C import _autograd
 
 from .cast_cache import ambient_cast_cache, in_region
 from .jit_state import AmbientState, DeviceState, shield
@@ -67,7 +69,7 @@ class Library(Functions):
 
     def is_lowered_itself(self, name: str, entry: Entry) -> bool:
         """Whether the function or method itself is lowered for calls in a state, not a copy."""
-        return name in self.programs and entry == self.outside
+        return name in self.programs and replace(entry, keeps_casts=True) == self.outside
 
     def state_inside(self, state: AmbientState) -> AmbientState:
         """The autocast state in which the programs run when they are called in a state."""
@@ -102,8 +104,10 @@ class Program:
 
     def lower(self) -> None:
         """Lower the compiled function or method itself, for calls outside every region."""
-        entry = self.library.outside
         contents = self.library.contents(self.name)
+        entry = replace(
+            self.library.outside, keeps_casts=contents.has_several_dtypes(self.library.outside)
+        )
         if changes(contents, entry):
             graph = self._compiled.graph
             self.source = graph.copy()
@@ -200,7 +204,7 @@ originals = Library()
 """The programs that are compiled in this process."""
 
 
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+_top_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @contextmanager

@@ -252,7 +252,7 @@ def from_script(value: object) -> object:
             return tuple(parts)
         if type(value).__name__.startswith(MAPPING_PREFIX):
             return dict(zip(fields, parts, strict=True))
-        named: Callable[..., object] = type(value)
+        named: Any = type(value)
         return named(*parts)
     if isinstance(value, list):
         return [from_script(part) for part in value]

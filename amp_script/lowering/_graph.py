@@ -41,7 +41,7 @@ _C: Any = torch._C
 @cache
 def dtype_code(dtype: torch.dtype) -> int:
     """The number by which TorchScript knows a dtype."""
-    graph = Graph()
+    graph = _C.Graph()
     code = graph.insertConstant(dtype).toIValue()
     assert isinstance(code, int)
     return code

@@ -17,13 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.jit._state import _python_cu
 
 from ..jit_state import jit_autocast_pass, shield
-from ._graph import Editor, Function, Graph, Node, Type, create_function, nodes_of
+from ._graph import (
+    Editor,
+    Function,
+    Graph,
+    Node,
+    Type,
+    constant,
+    create_function,
+    is_constant,
+    is_none,
+    nodes_of,
+)
 from .cleanup import fold
 from .helpers import PREFIX
 from .regions import ARGUMENT_NAMES, is_region_constructor, region_class
-from .state import Entry
+from .state import OFF, Entry
 
 _SMALL = 24
 """A callee of at most so many nodes is inlined."""
@@ -41,15 +53,29 @@ class Contents:
 
     Attributes:
         schemas: the operators, each as the text of its schema.
-        has_regions: whether there is an autocast region.
+        regions: device type and number of the dtype of each autocast region, None for the device's
+            own; a region about which this is not known is two Nones.
         leaves: whether it calls Python, or what is known only while running.
         forks: whether it forks.
     """
 
     schemas: frozenset[str]
-    has_regions: bool
+    regions: frozenset[tuple[str | None, int | None]]
     leaves: bool
     forks: bool
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether there is an autocast region."""
+        return bool(self.regions)
+
+    def has_several_dtypes(self, entry: Entry) -> bool:
+        """Whether autocast may have more than one dtype, when it is called in a state."""
+        own = {name: dtype for name, _, dtype in entry.devices}
+        dtypes = {target for _, target, _ in entry.devices if target != OFF}
+        for device_type, dtype in self.regions:
+            dtypes.add(own.get(device_type or "") if dtype is None else dtype)
+        return len(dtypes) > 1 or None in dtypes
 
 
 class Functions:
@@ -63,7 +89,7 @@ class Functions:
     def __init__(self, lower: Lower, unit: torch._C.CompilationUnit | None = None) -> None:
         self._foreign: dict[str, list[tuple[Type, Functions]]] = {}
         self._lower = lower
-        self._unit = torch.jit._state._python_cu if unit is None else unit
+        self._unit = _python_cu if unit is None else unit
         self._prepared: dict[str, Graph] = {}
         self._inlined: dict[str, bool] = {}
         self._contents: dict[str, Contents] = {}
@@ -189,9 +215,10 @@ class Functions:
         schemas = {node.schema() for node in nodes_of(graph) if node.kind()[:6] != "prim::"}
         return Contents(
             schemas=frozenset(schemas.union(*(each.schemas for each in called))),
-            has_regions=bool(made)
-            or any(region_class(kind) is not None for kind in entered)
-            or any(each.has_regions for each in called),
+            regions=frozenset(map(_region, made)).union(
+                *(each.regions for each in called),
+                {(None, None)} if any(map(region_class, entered)) and not made else (),
+            ),
             leaves=bool(unknown or kinds["prim::PythonOp"]) or any(each.leaves for each in called),
             forks=bool(kinds["prim::fork"]) or any(each.forks for each in called),
         )
@@ -232,6 +259,17 @@ class _MethodsOf(Functions):
 
     def graph_named(self, name: str) -> Graph | None:
         return self._methods.get(name)
+
+
+def _region(made: Node) -> tuple[str | None, int | None]:
+    """Device type and dtype of the region that a constructor makes, as in :class:`Contents`."""
+    given = dict(zip(made.ss(ARGUMENT_NAMES), made.inputs(), strict=True))
+    device, dtype = given.get("device_type"), given.get("dtype")
+    if device is None or not is_constant(device):
+        return None, None
+    if dtype is None or is_none(dtype):
+        return constant(device), None
+    return (constant(device), constant(dtype)) if is_constant(dtype) else (None, None)
 
 
 def _type_name(module: Any) -> str:

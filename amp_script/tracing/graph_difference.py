@@ -102,7 +102,7 @@ def _same_constant(a: Value, b: Value) -> bool:
     x, y = a.toIValue(), b.toIValue()
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.dtype == y.dtype and x.shape == y.shape and _same_bits(x, y)
-    return type(x) is type(y) and (x == y or (x != x and y != y))
+    return type(x) is type(y) and bool(x == y or (x != x and y != y))
 
 
 def _same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._jit_internal
+import torch.jit._recursive
+import torch.jit._trace
 from torch import nn
 from torch.jit._state import _python_cu
 from torch.overrides import TorchFunctionMode

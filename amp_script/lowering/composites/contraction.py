@@ -526,7 +526,9 @@ def _trilinear(
         exact = _trilinear_parts(
             i1.detach(), i2.detach(), i3.detach(), expand1, expand2, expand3, sumdim, unroll_dim
         )
-        result = torch._trilinear(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim)
+        result = torch.ops.aten._trilinear(
+            i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim
+        )
         return with_value(result, exact)
     return _trilinear_parts(i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim)
 
@@ -538,7 +540,7 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
     assert input1.shape[:-1] == input2.shape[:-1], "bilinear(): input dimensions do not match"
     assert input1.size(-1) == weight.size(1), "bilinear(): input1 size does not match weight"
     assert input2.size(-1) == weight.size(2), "bilinear(): input2 size does not match weight"
-    output = torch._trilinear(
+    output = torch.ops.aten._trilinear(
         input1.reshape([-1, input1.size(-1)]),
         weight,
         input2.reshape([-1, input2.size(-1)]),

@@ -186,7 +186,9 @@ def _fuses_half_weight_norm() -> bool:
     """Whether one kernel normalizes float16 weights as it does others: True in 2.13, not in 2.6."""
     v = torch.tensor([[0.1, 0.2], [0.3, 0.7]], dtype=torch.float16)
     g = torch.tensor([[0.7], [0.3]], dtype=torch.float16)
-    return not torch.equal(torch._weight_norm(v, g, 0), v * (g / torch.norm_except_dim(v, 2, 0)))
+    return not torch.equal(
+        torch.ops.aten._weight_norm(v, g, 0), v * (g / torch.norm_except_dim(v, 2, 0))
+    )
 
 
 def _is_half(v: Tensor, g: Tensor) -> bool:

@@ -19,7 +19,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _activated_product(x: Tensor, weight: Tensor, bias: Tensor, use_gelu: bool) -> Tensor:
     rows = x.view(x.size(0) * x.size(1), x.size(2))
-    product = torch._addmm_activation(bias, rows, weight.t(), use_gelu=use_gelu)
+    product = torch.ops.aten._addmm_activation(bias, rows, weight.t(), use_gelu=use_gelu)
     return product.view(x.size(0), x.size(1), -1)
 
 
@@ -52,7 +52,7 @@ def _transformer_encoder_layer_fwd(
     x = src
     if norm_first:
         x = torch.layer_norm(x, size, norm_weight_1, norm_bias_1, eps)
-    x, _ = torch._native_multi_head_attention(
+    x, _ = torch.ops.aten._native_multi_head_attention(
         x,
         x,
         x,
