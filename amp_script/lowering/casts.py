@@ -141,7 +141,8 @@ class _Operator:
         if before is not None:
             made = self._call_cast("cast_again", (value, before), target, cached)
         else:
-            made = self._call_cast("cast", (value,), target, cached)
+            recorded = cached and self._is_used_once(value)
+            made = self._call_cast("cast", (value,), target, cached, recorded=recorded)
             known.add(value, target, path, made)
         if not cached:
             # The cache may hold a cast of a leaf to the dtype of another region.
@@ -159,7 +160,13 @@ class _Operator:
         return self.editor.list_before(self.node, torch._C.TensorType.get(), casts)
 
     def _call_cast(
-        self, name: str, values: Sequence[Value], target: int | Value, cached: bool
+        self,
+        name: str,
+        values: Sequence[Value],
+        target: int | Value,
+        cached: bool,
+        *,
+        recorded: bool = False,
     ) -> Value:
         if not cached:
             return self.call(name, *values, self.target_value(target))
@@ -169,7 +176,17 @@ class _Operator:
         if isinstance(state.cache_enabled, Value):
             choose = helper("cache_if")
             cache = self.editor.call_before(self.node, choose, cache, state.cache_enabled)
-        return self.call(f"{name}_cached", *values, self.target_value(target), cache)
+        suffix = "recorded" if recorded else "cached"
+        return self.call(f"{name}_{suffix}", *values, self.target_value(target), cache)
+
+    def _is_used_once(self, value: Value) -> bool:
+        """Whether one operator takes the value, once a call of the program as far as is known."""
+        return (
+            not self._site.state.keeps_casts
+            and not self._site.in_loop
+            and value.node().kind() == "prim::GetAttr"
+            and len(value.uses()) == 1
+        )
 
     def tensors_are(self, target: int | Value) -> bool:
         """Whether a cast to the target surely changes no argument."""

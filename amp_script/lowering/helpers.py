@@ -52,6 +52,11 @@ if target >= 0 and x.dtype != target and {eligible}:
 """
 """As in eager mode, the cache knows a tensor by its identity and forgets for which dtype it was."""
 
+_CAST_RECORDED = _CAST_CACHED.replace(
+    "if x.requires_grad and", "if x.requires_grad and torch.is_grad_enabled() and"
+)
+"""Without gradients a cast that is used once need not be kept, and would take memory."""
+
 _WIDEST = """\
 if target >= 0 and {eligible}:
     if so_far == torch.float32 or x.dtype == torch.float32:
@@ -97,6 +102,11 @@ def cast_list{suffix}(xs: List[Tensor], target: int{cache}) -> List[Tensor]:
 _SOURCES = {
     **_casts("", _CAST, ""),
     **_casts("_cached", _CAST_CACHED, ", cache: Dict[Tensor, Tensor]"),
+    "cast_recorded": f"""
+def cast_recorded(x: Tensor, target: int, cache: Dict[Tensor, Tensor]) -> Tensor:
+{indent(_CAST_RECORDED, "    ")}
+    return x
+""",
     "widest": f"""
 def widest(x: Tensor, so_far: int, target: int) -> int:
 {indent(_WIDEST, "    ")}

@@ -37,6 +37,9 @@ _LIKE_ALL = _operators(
 )
 """Operators whose tensor arguments must have one dtype, which is the result's."""
 
+_IN_PARTS = _operators("chunk split split_with_sizes tensor_split unbind")
+"""Operators whose result is a list of parts of their first argument."""
+
 _NEVER_LEAF = _LIKE_ALL | _operators(
     """
     add batch_norm div embedding exp gelu group_norm layer_norm log_softmax mean mul permute relu
@@ -48,7 +51,16 @@ _NEVER_LEAF = _LIKE_ALL | _operators(
 
 def may_be_leaf(value: Value) -> bool:
     """Whether the value may be a leaf tensor with gradients, whose casts eager autocast caches."""
-    return value.node().kind() not in _NEVER_LEAF
+    return value.node().kind() not in _NEVER_LEAF and _whole(value) is None
+
+
+def _whole(value: Value) -> Value | None:
+    """What the value is a part of, if it was taken apart."""
+    node = value.node()
+    if node.kind() != "prim::ListUnpack":
+        return None
+    made_by = node.inputsAt(0).node()
+    return made_by.inputsAt(0) if made_by.kind() in _IN_PARTS else None
 
 
 class KnownCasts:
@@ -109,6 +121,9 @@ class KnownCasts:
         if kind == "prim::If":
             ways = [list(way.outputs())[value.offset()] for way in node.blocks()]
             return all(self.is_right(way, target) for way in ways)
+        whole = _whole(value)
+        if whole is not None:
+            return self.is_right(whole, target)
         if kind in _AS_FIRST:
             return not _takes_dtype(node) and self.is_right(node.inputsAt(0), target)
         if kind in _LIKE_ALL or kind in _PROMOTED:

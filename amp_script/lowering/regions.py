@@ -109,20 +109,25 @@ class Regions:
         if not self._inside and not self._start.active():
             graph = self._editor.graph
             calls = [node for kind in _REACHING for node in graph.findAllNodes(kind)]
-            return [Site(node, self._start, ()) for node in calls]
+            return [Site(node, self._start, (), False) for node in calls]
         sites: list[Site] = []
-        self._remove_from(self._editor.graph.block(), self._start, (), sites)
+        self._remove_from(self._editor.graph.block(), self._start, (), False, sites)
         return sites
 
     def _remove_from(
-        self, block: Block, state: ProgramState, path: tuple[int, ...], sites: list[Site]
+        self,
+        block: Block,
+        state: ProgramState,
+        path: tuple[int, ...],
+        in_loop: bool,
+        sites: list[Site],
     ) -> None:
         states = [state]
         path = (*path, len(sites))
         for node in list(block.nodes()):
             kind = node.kind()
             if not kind.startswith("prim::") or kind in _REACHING:
-                sites.append(Site(node, states[-1], path))
+                sites.append(Site(node, states[-1], path, in_loop))
             elif node in self._inside:
                 states.append(self._inside[node])
                 node.destroy()
@@ -131,7 +136,8 @@ class Regions:
                 node.destroy()
             else:
                 for number, inner in enumerate(node.blocks()):
-                    self._remove_from(inner, states[-1], (*path, number), sites)
+                    loops = in_loop or kind == "prim::Loop"
+                    self._remove_from(inner, states[-1], (*path, number), loops, sites)
 
 
 @dataclass(frozen=True)
@@ -142,11 +148,13 @@ class Site:
         node: the operator or call.
         state: what autocast does there.
         path: numbers that tell the blocks that the operator is in, the outermost first.
+        in_loop: whether a block of a loop is among them.
     """
 
     node: Node
     state: ProgramState
     path: tuple[int, ...]
+    in_loop: bool
 
 
 def resolve_regions(editor: Editor, start: ProgramState) -> Regions:

@@ -49,12 +49,13 @@ class ProgramState:
         cache_enabled: whether casts of leaf tensors are cached: known, or a ``bool`` value.
         cache: the casts made so far in the outermost region around the place, a value of type
             ``Dict[Tensor, Tensor]``; None outside every region.
-        forks_at_once: see :class:`Entry`.
+        keeps_casts, forks_at_once: see :class:`Entry`.
     """
 
     devices: dict[str, DeviceRegion]
     cache_enabled: bool | Value
     cache: Value | None
+    keeps_casts: bool
     forks_at_once: bool
 
     def active(self) -> list[tuple[str, DeviceRegion]]:
@@ -84,7 +85,8 @@ class ProgramState:
             open_values.append(self.cache)
         assert not isinstance(cache_enabled, int) or isinstance(cache_enabled, bool)
         in_region = self.cache is not None
-        return Entry(devices, cache_enabled, in_region, self.forks_at_once), open_values
+        entry = Entry(devices, cache_enabled, in_region, self.keeps_casts, self.forks_at_once)
+        return entry, open_values
 
 
 @dataclass(frozen=True)
@@ -96,22 +98,33 @@ class Entry:
             :class:`DeviceRegion`, but None for what the caller gives as an argument.
         cache_enabled: whether casts of leaf tensors are cached; None if the caller gives it.
         in_region: whether the caller gives the casts made so far in the outermost region.
+        keeps_casts: whether a cast of a leaf tensor is kept in the cache where no gradients are
+            recorded and it is used once: it may be used again, by a later call in the caller's
+            region, or in a region of another dtype, which the cache does not tell apart.
         forks_at_once: whether forks run at once, because gradients are recorded.
     """
 
     devices: tuple[tuple[str, int | None, int | None], ...]
     cache_enabled: bool | None
     in_region: bool
+    keeps_casts: bool
     forks_at_once: bool
 
     @classmethod
-    def of(cls, ambient: AmbientState, *, in_region: bool, forks_at_once: bool = False) -> Entry:
+    def of(
+        cls,
+        ambient: AmbientState,
+        *,
+        in_region: bool,
+        keeps_casts: bool = True,
+        forks_at_once: bool = False,
+    ) -> Entry:
         """The entry of a program that Python code calls in the given ambient state."""
         devices = tuple(
             (name, dtype_code(state.dtype) if state.enabled else OFF, dtype_code(state.dtype))
             for name, state in ambient.devices
         )
-        return cls(devices, ambient.cache_enabled, in_region, forks_at_once)
+        return cls(devices, ambient.cache_enabled, in_region, keeps_casts, forks_at_once)
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -138,7 +151,7 @@ class Entry:
             cache = editor.add_input("cast_cache", cast_cache_type())
         elif self.active:
             cache = editor.cast_cache_before(editor.first())
-        return ProgramState(devices, cache_enabled, cache, self.forks_at_once)
+        return ProgramState(devices, cache_enabled, cache, self.keeps_casts, self.forks_at_once)
 
 
 @cache

@@ -1,0 +1,165 @@
+"""What lowering costs: a scripted module's forward, and lowering itself.
+
+    python benchmarks/lowering.py [--repeats 30]
+
+Forward: the same layers under ``amp_script.script`` with a region, under ``torch.jit.script`` with
+every cast written by hand, and under ``torch.jit.script`` with a region and TorchScript's own pass.
+Calls are interleaved, and the shortest times compared, which other load on the machine hurts least.
+Lowering: of a transformer encoder of 12 layers, against the processor time of ``torch.jit.script``
+on it, which compiles it anew each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.jit import _recursive
+
+import amp_script
+from amp_script.compilation import compile_module
+from amp_script.programs import originals
+from amp_script.scripting import _lowered_module
+
+BF16 = torch.bfloat16
+
+
+class Layers(nn.Module):
+    """Four blocks of attention and two linear layers, as wide as in BERT."""
+
+    def __init__(self, width: int = 768, depth: int = 4) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.inputs = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.outputs = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.ups = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
+        self.downs = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
+
+
+class InRegion(Layers):
+    """The region around it all."""
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for norm, inputs, outputs, up, down in zip(  # noqa: B905  # TorchScript's has no `strict`
+                self.norms, self.inputs, self.outputs, self.ups, self.downs
+            ):
+                q, k, v = inputs(norm(x)).chunk(3, -1)
+                weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)) / 16, -1)
+                x = x + outputs(torch.matmul(weights, v))
+                x = x + down(torch.nn.functional.gelu(up(x)))
+        return x
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+    return torch.nn.functional.linear(
+        x.to(torch.bfloat16), weight.to(torch.bfloat16), bias.to(torch.bfloat16)
+    )
+
+
+class ByHand(Layers):
+    """The same casts, written out."""
+
+    def forward(self, x: torch.Tensor):
+        for norm, inputs, outputs, up, down in zip(  # noqa: B905  # TorchScript's has no `strict`
+            self.norms, self.inputs, self.outputs, self.ups, self.downs
+        ):
+            q, k, v = _linear(norm(x), inputs.weight, inputs.bias).chunk(3, -1)
+            weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)) / 16, -1)
+            x = x + _linear(torch.matmul(weights, v), outputs.weight, outputs.bias)
+            x = x + _linear(
+                torch.nn.functional.gelu(_linear(x, up.weight, up.bias)), down.weight, down.bias
+            )
+        return x
+
+
+def forward_times(repeats: int) -> dict[str, float]:
+    """Shortest time of one forward in milliseconds, for 1x128 tokens, without gradients."""
+    by_hand, in_region = ByHand().eval(), InRegion().eval()
+    in_region.load_state_dict(by_hand.state_dict())
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "amp_script.script": amp_script.script(in_region),
+        "cast by hand": torch.jit.script(by_hand),
+        "TorchScript's pass": torch.jit.script(in_region),
+    }
+    x = torch.randn(1, 128, 768)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with torch.no_grad():
+        for way in ways.values():
+            for _ in range(5):
+                way(x)
+        for _ in range(repeats):
+            for name, way in ways.items():
+                started = time.perf_counter()
+                way(x)
+                times[name].append(time.perf_counter() - started)
+    return {name: 1e3 * min(each) for name, each in times.items()}
+
+
+class Encoder(nn.Module):
+    """Twelve layers of torch's own encoder, in a region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.encoder(x)
+
+
+def lowering_times(repeats: int) -> dict[str, float]:
+    """Median processor time in milliseconds of compiling the encoder, and of lowering it."""
+    encoder = Encoder().eval()
+
+    def plain() -> None:
+        # Otherwise the second time would find the first one's methods.
+        before = _recursive.concrete_type_store
+        _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+        try:
+            torch.jit.script(encoder)
+        finally:
+            _recursive.concrete_type_store = before
+
+    compiling, lowering = [], []
+    for _ in range(repeats):
+        started = time.thread_time()
+        plain()
+        compiling.append(time.thread_time() - started)
+        compiled = compile_module(encoder)
+        started = time.thread_time()
+        _lowered_module(compiled, originals)
+        lowering.append(time.thread_time() - started)
+    return {
+        "torch.jit.script": 1e3 * statistics.median(compiling),
+        "lowering": 1e3 * statistics.median(lowering),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure what lowering costs.")
+    parser.add_argument("--repeats", type=int, default=30, help="how often to measure")
+    repeats = parser.parse_args().repeats
+    warnings.simplefilter("ignore")
+
+    times = forward_times(repeats)
+    ours = times["amp_script.script"]
+    print("forward, milliseconds")
+    for name, each in times.items():
+        print(f"  {name:20} {each:8.2f}   ours / this: {ours / each:.3f}")
+    times = lowering_times(max(5, repeats // 3))
+    print("12-layer encoder, milliseconds of processor time")
+    for name, each in times.items():
+        print(f"  {name:20} {each:8.1f}")
+    print(f"  lowering / torch.jit.script: {times['lowering'] / times['torch.jit.script']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
