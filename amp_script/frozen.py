@@ -161,13 +161,38 @@ class FrozenModule(RecursiveScriptModule):
         return method
 
     def __setattr__(self, attr: str, value: Any) -> None:
-        """Set an attribute of the program where it has one, else one of this object."""
+        """Set an attribute of the program where it has one, else one of this object.
+
+        Raises:
+            AttributeError: no method reads the program's attribute; setting it would do nothing.
+            TypeError: a tensor of another dtype or device than the program's.
+        """
         if self.__dict__["_initializing"] or attr in self._modules or attr == "_c":
             super().__setattr__(attr, value)
         elif self._cpp.hasattr(attr):
+            self._require_settable(attr, value)
             self._cpp.setattr(attr, value)
         else:
             torch.nn.Module.__setattr__(self, attr, value)
+
+    def _require_settable(self, attr: str, value: object) -> None:
+        graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]
+        reads = (node for graph in graphs for node in graph.findAllNodes("prim::GetAttr"))
+        if attr not in {node.s("name") for node in reads}:
+            raise AttributeError(
+                f"the program does not read {attr!r}: its value was held fast when the program was "
+                f"made, and setting it to {value!r:.40} would change nothing. Freeze the model "
+                "again with the new value"
+            )
+        before = self._cpp.getattr(attr)
+        if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+            wanted = _dtype_name(before.dtype), before.device.type
+            given = _dtype_name(value.dtype), value.device.type
+            if given != wanted:
+                raise TypeError(
+                    f"{attr}: expected a {wanted[0]} tensor on {wanted[1]}, given "
+                    f"{given[0]} on {given[1]}"
+                )
 
     def save(self, f: str | PathLike[str], **kwargs: Any) -> None:
         """Write the program with its metadata; ``amp_script.save`` does so atomically."""

@@ -6,6 +6,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +205,82 @@ def test_preserved_attributes_and_exported_methods() -> None:
     assert frozen.labels == ["a", "b"]
     assert torch.equal(frozen.scale, model.scale)
     assert not hasattr(frozen, "times")
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.mean = self.norm.running_mean
+        self.weight = self.layer.weight
+        self.plain = torch.rand(4, 1, 1)
+        self.register_buffer("scale", torch.rand(4, 1, 1))
+        self.times = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x)) * self.scale.matmul(self.plain) * self.times
+
+
+class ScaledWithMethod(Scaled):
+    @torch.jit.export
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale * self.times
+
+
+@pytest.mark.parametrize("name", ["scale", "plain", "weight", "mean"])
+@pytest.mark.parametrize(
+    ("kind", "compute"), [(Scaled, "native"), (Scaled, "packed"), (ScaledWithMethod, "upcast")]
+)
+def test_a_preserved_tensor_may_be_set(
+    tmp_path: Path, name: str, kind: type[Scaled], compute: Any
+) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.rand(2, 3, 5, 5)
+    frozen = amp_script.trace_and_freeze(model, x, compute=compute, preserved_attrs=[name])
+    amp_script.save(frozen, tmp_path / "model.pt")
+    loaded = amp_script.load(tmp_path / "model.pt", compute=compute)
+    with torch.no_grad():
+        value = torch.rand_like(getattr(model, name))
+        getattr(model, name).copy_(value)
+        for program in (frozen, loaded):
+            before = program(x)
+            setattr(program, name, value)
+            fresh = amp_script.trace_and_freeze(model, x, compute=compute, preserved_attrs=[name])
+            assert not torch.equal(program(x), before)
+            assert_same(program(x), fresh(x))
+
+
+class Optional(nn.Module):
+    """A convolution's bias is typed as optional."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv1d(3, 3, 1), nn.ConvTranspose1d(3, 3, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+    @torch.jit.export
+    def exported(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + 1
+
+
+def test_a_model_with_exported_methods_may_have_optional_tensors() -> None:
+    model, x = Optional().eval(), torch.rand(2, 3, 5)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    for name in ("forward", "exported"):
+        assert_same(getattr(frozen, name)(x), eager(getattr(model, name), x))
+
+
+def test_what_a_program_holds_fast_cannot_be_set() -> None:
+    model, x = ScaledWithMethod().eval(), torch.rand(2, 3, 5, 5)
+    frozen = amp_script.trace_and_freeze(model, x, preserved_attrs=["scale"])
+    with pytest.raises(TypeError, match="scale: expected a float32 tensor on cpu, given float64"):
+        frozen.scale = torch.rand(4, 1, 1).double()
+    frozen = amp_script.trace_and_freeze(Scaled().eval(), x, preserved_attrs=["times"])
+    with pytest.raises(AttributeError, match="the program does not read 'times'"):
+        frozen.times = 4
 
 
 # --- what is traced through -----------------------------------------------------------------------

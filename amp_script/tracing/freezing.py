@@ -145,8 +145,10 @@ def trace_and_freeze(
         input_dtype: dtype of floating-point inputs at the program's border; the examples' where
             None.
         output_dtype: dtype of floating-point outputs at the border; eager autocast's where None.
-        preserved_attrs: attributes and methods of the model that stay on the frozen module.
-            Methods are compiled by scripting and lowered for the region; exported ones stay anyway.
+        preserved_attrs: attributes and methods of the model that stay on the frozen module. The
+            program follows a tensor among them that is set later; another value that it read while
+            it was traced is held fast. Methods are compiled by scripting and lowered for the
+            region; exported ones stay anyway.
         check_inputs: more inputs, in other sizes, on which the program must do as the model does.
         verify: compare the program with eager autocast on the example.
 
@@ -205,7 +207,8 @@ class _Recording:
             gradients, and perhaps one that runs with them.
         result: structure of the result.
         places: what the recording holds fast.
-        changing: tensors of the model that the model itself changes.
+        changing: tensors of the model that the model itself changes, or that are preserved and
+            may be set.
     """
 
     recorder: Recorder
@@ -260,7 +263,7 @@ class _Freezing:
         with trace_session() as places, untouched(modules) as state:
             with torch.no_grad():
                 result, dtypes = self.record_once(recorder, _WITHOUT_GRAD, call)
-            changing = state.changed_tensors()
+            changing = [*state.changed_tensors(), *recorder.preserved_tensors]
         variants = {_WITHOUT_GRAD: dtypes}
         with_grad = self.record_with_grad(recorder, call, result)
         if with_grad is not None:

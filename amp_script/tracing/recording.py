@@ -6,14 +6,15 @@ Private names used here, present in torch 2.6 to 2.15: ``torch.jit._trace.TopLev
 (``module_has_exports``), ``torch.utils._pytree.tree_leaves``, ``torch._C`` (
 ``_freeze_module``, ``_jit_pass_inline``, ``_jit_pass_dce``, ``_jit_try_infer_type``), and of the
 C++ module ``_create_method_from_trace``, ``_define``, ``_register_attribute``, ``_get_method``,
-``_method_names`` and ``hasattr``.
+``_method_names``, ``hasattr`` and ``setattr``, and ``RecursiveScriptModule._concrete_type``.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Recorder:
 
     Attributes:
         compiled: names of the methods that were compiled by scripting.
+        preserved_tensors: tensors among the preserved attributes, which recordings read by name.
 
     Raises:
         TracingError: the model has no such attribute, or TorchScript no type for it.
@@ -62,11 +64,12 @@ class Recorder:
         methods = [name for name in preserved if inspect.ismethod(getattr(model, name, None))]
         if isinstance(model, nn.Module) and (methods or _has_exports(model)):
             self._module = _compiled(model, methods)
+            self._optional = _optional_tensors(self._module)
             held = [model]
         else:
             held = _scripted_parts(modules)
             self._module = _empty(type(model), held)
-        self._attached = {id(tensor): tensor for tensor in tensors_of(held)}
+            self._optional = []
         self.cpp_module: Any = self._module._c
         self.compiled = tuple(self.cpp_module._method_names())
         if "forward" in self.compiled:
@@ -77,6 +80,12 @@ class Recorder:
         for name in preserved:
             if name not in self.compiled and not self.cpp_module.hasattr(name):
                 self._preserve(name, model)
+        values = (getattr(model, name) for name in preserved)
+        self.preserved_tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        known = [*tensors_of(held), *self.preserved_tensors]
+        self._attached = {id(tensor): tensor for tensor in known}
+        for _, _, tensor in self._optional:
+            self._attached.pop(id(tensor), None)
         self.attach(tensors_of(modules))
 
     def attach(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -117,7 +126,7 @@ class Recorder:
         def traced(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return tuple(map(_recorded, run(*tensors)))
 
-        with trace_composites(), lowered_script_calls() as scripted:
+        with self._optional_aside(), trace_composites(), lowered_script_calls() as scripted:
             self.cpp_module._create_method_from_trace(
                 name, traced, tuple(inputs), lambda value: "", True, False, [], False
             )
@@ -126,6 +135,17 @@ class Recorder:
             _C._jit_pass_inline(graph)
             _C._jit_pass_dce(graph)
         return graph
+
+    @contextmanager
+    def _optional_aside(self) -> Iterator[None]:
+        """Inside the block, tensors that have optional attributes are recorded as attached ones."""
+        for owner, name, _ in self._optional:
+            owner.setattr(name, None)
+        try:
+            yield
+        finally:
+            for owner, name, tensor in self._optional:
+                owner.setattr(name, tensor)
 
     def define(self, source: str, names: Mapping[str, object]) -> None:
         """Compile a method from source text; what it calls of the recorded methods is inlined.
@@ -200,6 +220,21 @@ def _compiled(model: nn.Module, methods: Sequence[str]) -> torch.jit.ScriptModul
     module: torch.jit.ScriptModule
     module = _recursive.create_script_module(model, stubs, share_types=False, is_tracing=True)
     return module
+
+
+def _optional_tensors(module: torch.jit.ScriptModule) -> list[tuple[Any, str, torch.Tensor]]:
+    """Tensors whose attributes are typed ``Optional[Tensor]``, which no recorded operator can read.
+
+    Returns:
+        For each the C++ module that has it, its name, and the tensor.
+    """
+    return [
+        (part._c, name, tensor)
+        for part in module.modules()
+        if isinstance(part, torch.jit.ScriptModule)
+        for name, (kind, _) in part._concrete_type.get_attributes().items()
+        if kind.kind() == "OptionalType" and isinstance(tensor := getattr(part, name), torch.Tensor)
+    ]
 
 
 def _empty(named_after: type, parts: Sequence[nn.Module]) -> torch.jit.ScriptModule:
