@@ -1,6 +1,6 @@
 """Compiling with TorchScript so that what comes out can be lowered.
 
-Three things are different from ``torch.jit.script``, for the calling thread and while it compiles:
+Four things are different from ``torch.jit.script``, for the calling thread and while it compiles:
 
 - **Types.** TorchScript keeps one type for all modules that look alike, with one body for each
   method, in a table for the whole process. A module whose methods are changed after they were
@@ -13,13 +13,14 @@ Three things are different from ``torch.jit.script``, for the calling thread and
 - **Interfaces.** A submodule that is annotated with a ``torch.jit.interface`` gets its own type,
   which is the interface's too, so that what is called in a region is known. Another submodule of
   another type cannot be put in its place afterwards: TorchScript refuses it.
+- **Early exits.** What follows them stands in an ``else``; see :mod:`amp_script.early_exits`.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
 (``ConcreteTypeStore``, ``concrete_type_store``, ``create_script_module``,
 ``infer_methods_to_compile``, ``make_stub``, ``make_stubs_for_overloads``, ``try_compile_fn``),
 ``torch.jit._script._compile_function_with_overload``, ``torch._C._jit_script_compile``,
 ``torch._jit_internal`` (``createResolutionCallbackFromClosure``, ``_qualified_name``),
-``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``).
+``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``, ``parse_def``).
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._jit_internal import _qualified_name, createResolutionCallbackFromClosure
 from torch.amp.autocast_mode import autocast_decorator
-from torch.jit import _recursive, _script
+from torch.jit import _recursive, _script, frontend
 from torch.jit._script import RecursiveScriptModule
 from torch.jit.frontend import get_default_args, get_jit_def
 
+from .early_exits import with_else_after_exits
 from .interception import replaced
 from .twin import decorate_function
 
@@ -91,6 +93,7 @@ def _compiling() -> Iterator[None]:
         replaced(_recursive, "make_stubs_for_overloads", _make_stubs_for_overloads),
         replaced(_recursive, "try_compile_fn", _try_compile_fn),
         replaced(_script, "_compile_function_with_overload", _compile_function_with_overload),
+        replaced(frontend, "parse_def", _parse_def),
     ):
         yield
 
@@ -193,3 +196,8 @@ def _compile_function_with_overload(
     original: Callable[..., Any], overload: Any, name: str, implementation: Any
 ) -> Any:
     return original(overload, name, _with_region(implementation))
+
+
+def _parse_def(original: Callable[..., Any], fn: Any) -> Any:
+    parsed = original(fn)
+    return parsed._replace(ast=with_else_after_exits(parsed.ast))

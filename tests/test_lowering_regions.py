@@ -31,7 +31,7 @@ def nested(x: torch.Tensor):
 
 
 def in_a_loop_with_break_and_continue(x: torch.Tensor, n: int = 5):
-    # TorchScript's compiler aborts where they lead out of a with statement.
+    # Plain TorchScript's compiler aborts where they lead out of a with statement.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for i in range(n):
             if i == 1:
@@ -233,6 +233,73 @@ def test_regions_are_as_in_eager_mode(program: Callable[..., Any]) -> None:
     scripted = amp_script.script(program)
     for arguments in [(), *ARGUMENTS.get(program.__name__, [])]:
         assert_agrees(scripted, program, X, *arguments)
+
+
+def region_after_a_return(x: torch.Tensor, n: int):
+    if n == 0:
+        return x
+    if n == 1:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return torch.mm(x, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.mm(x, x)
+    return torch.mm(y.float(), x)
+
+
+def region_after_branches_of_which_one_goes_on(x: torch.Tensor, n: int):
+    y = x
+    if n < 2:
+        y = torch.mm(x, x)
+    else:
+        return y
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.mm(y, x)
+    return y.relu()
+
+
+def return_from_a_region(x: torch.Tensor, n: int):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if n == 0:
+            return torch.mm(x, x)
+        y = torch.mm(x, x)
+        if n == 1:
+            return y
+        with torch.autocast("cpu", enabled=False):
+            y = torch.mm(y.float(), x)
+    return torch.mm(y, x)
+
+
+def loop_left_from_a_region(x: torch.Tensor, n: int):
+    for i in range(3):
+        if i == n + 1:
+            continue
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = torch.mm(x, x)
+            if i == n:
+                continue
+            x = torch.mm(x, x)
+            if i == 2 * n:
+                break
+        x = torch.mm(x.float(), x.float())
+    return x
+
+
+@pytest.mark.parametrize("n", range(3))
+@pytest.mark.parametrize(
+    "program",
+    [
+        region_after_a_return,
+        region_after_branches_of_which_one_goes_on,
+        return_from_a_region,
+        loop_left_from_a_region,
+    ],
+)
+def test_regions_after_early_exits_on_which_plain_torchscript_aborts(
+    program: Callable[..., Any], n: int
+) -> None:
+    with pytest.raises(RuntimeError, match="INTERNAL ASSERT"):
+        torch.jit.script(program)
+    assert_agrees(amp_script.script(program), program, X, n)
 
 
 def test_the_deprecated_spelling_is_a_region() -> None:
