@@ -25,10 +25,11 @@ from torch.jit._recursive import wrap_cpp_module
 
 from amp_script.compatibility import oldest_libtorch
 from amp_script.compute import Compute, CppModule
-from amp_script.conformance import check
+from amp_script.disk import require_room, stored_bytes
 from amp_script.errors import ArtifactError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import EXTRA_FILE, Metadata
+from amp_script.stubgen.conformance import check
 from amp_script.typing import TypedScriptModule
 
 __all__ = ["load", "read_metadata", "save"]
@@ -65,6 +66,9 @@ def save(
     else:
         raise ValueError(f"compute={compute!r} is for frozen modules, not {type(module).__name__}")
     with _replacing(path) as temporary:
+        if not isinstance(module, FrozenModule):
+            state = [*module.parameters(), *module.buffers()]
+            require_room(temporary.parent, stored_bytes(module._c, state))
         try:
             module.save(str(temporary), _extra_files=extra_files)
         except RuntimeError as error:
@@ -210,6 +214,10 @@ def _replacing(path: Path) -> Iterator[Path]:
     to is replaced, and not the link.
     """
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise ArtifactError(
+            str(path), "a device, pipe or socket, which a file would take the place of"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             temporary = Path(folder) / target.name

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -30,6 +31,7 @@ from typing_extensions import Self
 
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule, Program, bake, choose
+from amp_script.disk import require_room, stored_bytes
 from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
@@ -176,9 +178,7 @@ class FrozenModule(RecursiveScriptModule):
             torch.nn.Module.__setattr__(self, attr, value)
 
     def _require_settable(self, attr: str, value: object) -> None:
-        graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]
-        reads = (node for graph in graphs for node in graph.findAllNodes("prim::GetAttr"))
-        if attr not in {node.s("name") for node in reads}:
+        if attr not in self._read_attributes():
             raise AttributeError(
                 f"the program does not read {attr!r}: its value was held fast when the program was "
                 f"made, and setting it to {value!r:.40} would change nothing. Freeze the model "
@@ -195,9 +195,24 @@ class FrozenModule(RecursiveScriptModule):
                 )
 
     def save(self, f: str | PathLike[str], **kwargs: Any) -> None:
-        """Write the program with its metadata; ``amp_script.save`` does so atomically."""
+        """Write the program with its metadata; ``amp_script.save`` does so atomically.
+
+        Raises:
+            OSError: the disk is full, or may not be written to.
+        """
         with self._loan.paused():
+            require_room(Path(f).parent, stored_bytes(self._cpp, self._state()))
             self._cpp.save(str(f), _extra_files=self._with_metadata(kwargs))
+
+    def _read_attributes(self) -> set[str]:
+        graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]
+        reads = (node for graph in graphs for node in graph.findAllNodes("prim::GetAttr"))
+        return {node.s("name") for node in reads}
+
+    def _state(self) -> list[torch.Tensor]:
+        """Tensors that are attributes: preserved ones, and those that the program changes."""
+        values = map(self._cpp.getattr, self._read_attributes())
+        return [value for value in values if isinstance(value, torch.Tensor)]
 
     def save_to_buffer(self, **kwargs: Any) -> bytes:
         """Return the bytes that :meth:`save` would write."""

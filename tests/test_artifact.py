@@ -21,6 +21,7 @@ from torch import nn
 
 from amp_script import load, save, trace_and_freeze
 from amp_script.artifact import read_metadata
+from amp_script.disk import stored_bytes
 from amp_script.errors import ArtifactError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import EXTRA_FILE, SCHEMA_VERSION, Metadata
@@ -369,3 +370,48 @@ def test_a_module_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
 
 def test_every_release_reads_its_own_metadata(artifact: Path) -> None:
     assert Metadata.from_json(read_metadata(artifact).to_json()) == read_metadata(artifact)
+
+
+FULL_DISK = """
+import resource, signal, sys
+import torch, amp_script
+
+module = amp_script.load(sys.argv[1]) if sys.argv[2] == "frozen" else torch.jit.load(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    amp_script.save(module, sys.argv[1])
+except amp_script.errors.ArtifactError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits on a file's size")
+@pytest.mark.parametrize("kind", ["frozen", "scripted"])
+def test_a_full_disk_is_an_error_and_leaves_the_old_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    save(freeze(), path)
+    before = path.read_bytes()
+    command = [sys.executable, "-W", "ignore", "-c", FULL_DISK, str(path), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{path}: cannot write there: File too large" in done.stdout
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ArtifactError, match="a device, pipe or socket"):
+        save(freeze(), path)
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("compute", ["native", "upcast", "packed"])
+def test_room_is_asked_for_what_a_file_takes(compute: Any, tmp_path: Path) -> None:
+    frozen = freeze(compute)
+    save(frozen, tmp_path / "model.pt")
+    size = (tmp_path / "model.pt").stat().st_size
+    assert size <= stored_bytes(frozen._c) <= size + (2 << 20)
