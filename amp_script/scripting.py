@@ -156,8 +156,9 @@ def script(obj: Any) -> Any:
     where no gradients are recorded is cast anew, where eager autocast keeps its first cast; an
     eager part that uses a weight in the same region has a cast of its own, so that the weight's
     gradients add up in another order; a saved program that forks adds them up as plain TorchScript
-    does, in no order in particular; a submodule that was annotated with an interface cannot be
-    exchanged for one of another type.
+    does, in no order in particular; casts of an input that is a leaf with gradients and a view at
+    once are cached; a submodule that was annotated with an interface cannot be exchanged for one of
+    another type.
 
     Args:
         obj: an ``nn.Module`` or a function, which may be decorated with ``autocast(...)``, this
