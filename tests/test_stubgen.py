@@ -22,10 +22,10 @@ from torch.jit.annotations import try_ann_to_type
 
 import amp_script
 from amp_script.cli import app
-from amp_script.conformance import check
 from amp_script.errors import StubMismatchError, StubsError, TracingWarning
 from amp_script.stubgen import generate_stub
 from amp_script.stubgen.annotations import Annotation
+from amp_script.stubgen.conformance import check
 from amp_script.stubgen.program import Method, Module, Parameter
 from amp_script.stubgen.rendering import render
 from amp_script.typing import TypedScriptModule
