@@ -35,8 +35,10 @@ lint: $(INSTALLED) ## Check style and format
 	@$(BIN)/ruff format --check .
 
 types: $(INSTALLED) ## Check types
-	@echo "==> mypy: types"
+	@echo "==> mypy, strict: types of the package"
 	@$(BIN)/mypy
+	@echo "==> pyright, basic: the same"
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 unit: $(INSTALLED) ## Run the tests alone
 	@echo "==> pytest: $(JOBS) processes"
