@@ -164,7 +164,7 @@ def test_wrong_regions(arguments: dict[str, object], error: type[Exception], mes
 def test_what_is_no_program(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="needs a ScriptModule or the name of a file"):
         amp_script.lower(nn.Linear(4, 4))
-    with pytest.raises(FileNotFoundError, match="no such file.pt"):
+    with pytest.raises(FileNotFoundError, match=r"no such file\.pt"):
         amp_script.lower(tmp_path / "no such file.pt")
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     with pytest.raises(RuntimeError):
