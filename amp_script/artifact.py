@@ -128,7 +128,8 @@ def load(
     metadata = read_metadata(path)
     _require_undamaged(path)
     device = None if map_location is None else torch.device(map_location)
-    module: torch.jit.ScriptModule = wrap_cpp_module(_import(path, device))  # type: ignore[no-untyped-call]
+    wrap: Any = wrap_cpp_module  # which torch leaves untyped
+    module: torch.jit.ScriptModule = wrap(_import(path, device))
     if like is not None:
         check(module, like)
     if metadata.kind == "scripted":
