@@ -174,12 +174,10 @@ class Program:
                     args.append(ambient_cast_cache())
         optimize = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
-        depth = python_calls.depth()
         try:
-            with shield(), _raising_what_hooks_raise():
+            with shield(), _raising_what_hooks_raise(), python_calls.leaving_what_is_entered():
                 return run(*args, **kwargs)
         finally:
-            python_calls.leave_to(depth)
             torch._C._set_graph_executor_optimize(optimize)
 
     def _positional(

@@ -6,7 +6,7 @@ from typing import Any, Tuple  # noqa: UP035  # TorchScript reads it
 
 import pytest
 import torch
-from agreement import assert_agrees, assert_same, saved_and_loaded
+from agreement import AMBIENT, ambient_autocast, assert_agrees, assert_same, saved_and_loaded
 from torch import nn
 
 import amp_script
@@ -147,7 +147,8 @@ class _Module(nn.Module):
         return self.program(x)
 
 
-def test_an_exception_in_python_leaves_no_state() -> None:
+@pytest.mark.parametrize("ambient", AMBIENT)
+def test_an_exception_in_python_leaves_no_state(ambient: torch.dtype | None) -> None:
     @torch.jit.ignore
     def failing(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no")
@@ -157,10 +158,11 @@ def test_an_exception_in_python_leaves_no_state() -> None:
             return failing(x)
 
     lowered = amp_script.script(program)
-    before = AmbientState.current()
-    with pytest.raises(Exception, match="no"):
-        lowered(X)
-    assert AmbientState.current() == before
+    with ambient_autocast(ambient):
+        before = AmbientState.current()
+        with pytest.raises(Exception, match="no"):
+            lowered(X)
+        assert AmbientState.current() == before
     assert torch.autocast_increment_nesting() == 1
     torch.autocast_decrement_nesting()
 

@@ -10,6 +10,8 @@ that takes gradients inside a region cannot either, and can if it takes them aft
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,15 +40,18 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-def depth() -> int:
-    """How many states the calling thread's programs have entered and not left."""
-    return len(_entered.stack)
+@contextmanager
+def leaving_what_is_entered() -> Iterator[None]:
+    """Leave states that an exception keeps the programs run inside from leaving.
 
-
-def leave_to(depth: int) -> None:
-    """Leave states that an exception kept a program from leaving."""
-    while len(_entered.stack) > depth:
-        _leave()
+    What is put back is what they were entered in, so this goes inside of what changes it.
+    """
+    depth = len(_entered.stack)
+    try:
+        yield
+    finally:
+        while len(_entered.stack) > depth:
+            _leave()
 
 
 @torch.jit.ignore  # type: ignore[untyped-decorator]  # torch's own
