@@ -18,6 +18,7 @@ import copy
 import dataclasses
 import hashlib
 import keyword
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import GenericAlias
@@ -411,8 +412,13 @@ class _Writer:
         for name, structure in reversed(list(parameters.items())):
             text = f"{name}: {self.type_of(structure).text}"
             may_default = may_default and isinstance(structure, Constant)
+            if name in _TAKEN or not name.isidentifier() or keyword.iskeyword(name):
+                raise TracingError(
+                    f"a program's argument cannot be called {name!r}; give it another name in the "
+                    "model, or wrap the model in a function"
+                )
             if may_default and isinstance(structure, Constant):
-                text += f" = {structure.value!r}"
+                text += f" = {_literal(structure)}"
             written.append(text)
         return ", ".join(reversed(written))
 
@@ -420,7 +426,10 @@ class _Writer:
         if isinstance(structure, (TensorLeaf, Number)):
             self.flat.append(expression)
         elif isinstance(structure, Constant):
-            differs = "is not None" if structure.value is None else f"!= {structure.value!r}"
+            differs = "is not None" if structure.value is None else f"!= {_literal(structure)}"
+            if structure.value != structure.value:
+                # A NaN equals nothing, and TorchScript takes any value to equal itself.
+                expression, differs = f"str({expression})", "!= 'nan'"
             message = f"{structure.path} was {structure.value!r} when the program was traced"
             self.lines.append(f"if {expression} {differs}:")
             self.lines.append(f"    raise ValueError({message!r})")
@@ -441,9 +450,12 @@ class _Writer:
         if isinstance(structure, Number):
             return f"{structure.kind.__name__}({next(outputs)})"
         if isinstance(structure, Constant):
-            return repr(structure.value)
+            return _literal(structure)
         parts = [self.pack(part, outputs) for part in structure.parts]
         kind = self.kind_of(structure)
+        if kind in ("list", "mapping") and not parts:
+            empty = "[]" if kind == "list" else "{}"
+            return f"torch.jit.annotate({self.type_of(structure).text}, {empty})"
         if kind == "list":
             return f"[{', '.join(parts)}]"
         if kind == "mapping":
@@ -457,7 +469,7 @@ class _Writer:
         """What TorchScript's types make of a container: their lists and mappings hold one type."""
         if structure.kind not in ("list", "mapping"):
             return structure.kind
-        if len({self.type_of(part).text for part in structure.parts}) == 1:
+        if len({self.type_of(part).text for part in structure.parts}) <= 1:
             return structure.kind
         if structure.kind == "list":
             return "tuple"
@@ -483,6 +495,8 @@ class _Writer:
         if kind == "namedtuple":
             return self.named_type(structure)
         parts = [self.type_of(part) for part in structure.parts]
+        if not parts and kind != "tuple":
+            parts = [_Type("Tensor", torch.Tensor)]
         if kind == "list":
             return _Type(f"List[{parts[0].text}]", GenericAlias(list, parts[0].python))
         if kind == "mapping":
@@ -513,7 +527,19 @@ class _Type(NamedTuple):
     python: object
 
 
-_NAMES: Final[Mapping[str, object]] = {"torch": torch, "ValueError": ValueError}
+_NAMES: Final[Mapping[str, object]] = {"torch": torch, "ValueError": ValueError, "float": float}
+
+_TAKEN: Final = frozenset({"self", "outputs_", *_NAMES})
+"""Names in a generated method that an argument would hide."""
+
+
+def _literal(constant: Constant) -> str:
+    value = constant.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise StructureError(constant.path, int, "expected one of at most 64 bits")
+    return repr(value)
 
 
 def _cast(expression: str, dtype: torch.dtype | None) -> str:

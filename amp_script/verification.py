@@ -308,7 +308,7 @@ def ulp_difference(a: torch.Tensor, b: torch.Tensor) -> float:
         return ulp_difference(torch.view_as_real(a), torch.view_as_real(b))
     if not a.is_floating_point():
         return float((a.double() - b.double()).abs().max())
-    nan_a, nan_b = a.isnan(), b.isnan()
+    nan_a, nan_b = _computable(a).isnan(), _computable(b).isnan()
     if not torch.equal(nan_a, nan_b):
         return math.inf
     steps = (_ordinal(a) - _ordinal(b)).abs().masked_fill(nan_a, 0)
@@ -386,12 +386,19 @@ def _wanted(
 def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
     if b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
+    a, b = _computable(a), _computable(b)
     return bool(torch.equal(a, b)) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _computable(x: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch computes with: it only stores floats of eight bits."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
 def _distance(x: torch.Tensor, full: torch.Tensor | None) -> float | None:
     if full is None or x.shape != full.shape:
         return None
+    x, full = _computable(x), _computable(full)
     if not full.is_floating_point():
         return float((x != full).double().mean()) if full.numel() else 0.0
     finite = full.isfinite()

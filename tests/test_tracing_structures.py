@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import OrderedDict, UserDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import amp_script
-from amp_script.errors import InputError
+from amp_script.errors import InputError, StructureError, TracingError
 from amp_script.structure import flatten, named_leaves, unflatten
 
 
@@ -180,3 +181,30 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     assert isinstance(rebuilt, dict)
     assert isinstance(rebuilt["b"], Pair)
     assert isinstance(rebuilt["c"], Batch)
+
+
+def test_empty_containers_keep_their_kind() -> None:
+    frozen = amp_script.trace_and_freeze(
+        lambda x, a, b: (x @ x.t(), a, b, {"inside": [b]}), (rand(), [], {}), compute="native"
+    )
+    assert frozen(rand(), [], {})[1:] == ([], {}, {"inside": [{}]})
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -(1 << 63)])
+def test_numbers_without_a_literal(value: float) -> None:
+    def model(x: torch.Tensor, number: float) -> Any:
+        return x @ x.t(), number
+
+    frozen = amp_script.trace_and_freeze(model, (rand(), value), compute="native")
+    assert str(frozen(rand(), value)[1]) == str(value)
+    assert str(frozen(rand())[1]) == str(value)
+    with pytest.raises(torch.jit.Error, match="when the program was traced"):
+        frozen(rand(), type(value)(1))
+
+
+def test_numbers_and_names_that_torchscript_lacks_are_refused() -> None:
+    with pytest.raises(StructureError, match=r"output\[1\] .* at most 64 bits"):
+        amp_script.trace_and_freeze(lambda x: (x, 1 << 63), rand())
+    for name in ("self", "torch", "two words", "lambda"):
+        with pytest.raises(TracingError, match=f"cannot be called '{name}'"):
+            amp_script.trace_and_freeze(lambda **named: [*named.values()], {name: rand()})

@@ -139,6 +139,15 @@ def test_other_ways_to_make_a_program() -> None:
         amp_script.verify(traced, model, x, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_dtypes_that_torch_only_stores_are_compared(dtype: torch.dtype) -> None:
+    x = torch.rand(3, 4).to(dtype)
+    frozen = amp_script.trace_and_freeze(lambda x: (x, (x.float() @ x.float().t()).to(dtype)), x)
+    assert amp_script.verify(frozen, lambda x: (x, (x.float() @ x.float().t()).to(dtype)), x)
+    with pytest.raises(VerificationError):
+        amp_script.verify(frozen, lambda x: (x, (x.float() @ x.float().t() + 1).to(dtype)), x)
+
+
 def test_inputs_must_fit_the_reference() -> None:
     frozen, model, x = changed(lambda weight: weight)
     with pytest.raises(TracingError, match="do not fit the model"):
