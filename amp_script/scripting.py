@@ -119,8 +119,11 @@ class LoweredModule(RecursiveScriptModule):
         return _adopt(super().__deepcopy__(memo), self)
 
     def _replicate_for_data_parallel(self) -> LoweredModule:
+        # It has no submodules yet: each is replicated on its own, and put in afterwards.
         replica = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]  # torch's
-        return _adopt(replica, self)
+        _adopt_one(replica, self._library)
+        assert isinstance(replica, LoweredModule)
+        return replica
 
 
 @contextmanager

@@ -170,6 +170,12 @@ def test_copies() -> None:
     assert not torch.equal(deep.part.layer.weight, module.part.layer.weight)
 
 
+def test_replicas_for_data_parallel() -> None:
+    lowered = amp_script.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    for module in lowered.modules():
+        assert type(module._replicate_for_data_parallel()) is type(lowered)
+
+
 def test_pickling_is_refused_as_for_a_plain_script_module() -> None:
     scripted = amp_script.script(whole())
     with pytest.raises(Exception, match="serialize") as ours:
