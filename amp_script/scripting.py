@@ -115,8 +115,13 @@ class LoweredModule(RecursiveScriptModule):
         return _adopt(super().__copy__(), self)
 
     def __deepcopy__(self, memo: Any) -> LoweredModule:
-        """A module with copies of the parameters and buffers."""
-        return _adopt(super().__deepcopy__(memo), self)
+        """A module with copies of the parameters and buffers, which are leaves as the originals."""
+        # Copied while gradients are recorded, they would be results of the originals.
+        with torch.no_grad():
+            copy = _adopt(super().__deepcopy__(memo), self)
+        for copied, original in zip(copy.parameters(), self.parameters(), strict=True):
+            copied.requires_grad_(original.requires_grad)
+        return copy
 
     def _replicate_for_data_parallel(self) -> LoweredModule:
         # It has no submodules yet: each is replicated on its own, and put in afterwards.

@@ -170,6 +170,21 @@ def test_copies() -> None:
     assert not torch.equal(deep.part.layer.weight, module.part.layer.weight)
 
 
+def test_a_deep_copy_can_be_trained() -> None:
+    def gradients(trained: nn.Module) -> list[torch.Tensor | None]:
+        trained.zero_grad()
+        with amp_script.autocast("cpu", dtype=torch.bfloat16):
+            (trained(X) + trained(X)).float().square().sum().backward()
+        return [parameter.grad for parameter in trained.parameters()]
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[0].bias.requires_grad_(False)
+    copied = copy.deepcopy(amp_script.script(module))
+    for got, want in zip(gradients(copied), gradients(module), strict=True):
+        assert (got is None) == (want is None)
+        assert got is None or torch.equal(got, want)
+
+
 def test_replicas_for_data_parallel() -> None:
     lowered = amp_script.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     for module in lowered.modules():
