@@ -183,6 +183,7 @@ def script(obj: Any) -> Any:
     if isinstance(obj, torch.jit.ScriptModule):
         return lower(obj)
     if isinstance(obj, torch.nn.Module):
+        _refuse_backward_hooks(obj)
         compiled_before = [
             each for each in obj.modules() if isinstance(each, torch.jit.ScriptModule)
         ]
@@ -193,6 +194,17 @@ def script(obj: Any) -> Any:
         f"script(obj) needs a module or a function, got {obj!r} of type {type(obj).__name__}; "
         "torch.jit.script compiles classes, and regions in them are lowered where they are used"
     )
+
+
+def _refuse_backward_hooks(module: torch.nn.Module) -> None:
+    """Refuse what TorchScript drops without a word, and with it what gradients would be."""
+    for name, each in module.named_modules():
+        if vars(each).get("_backward_hooks") or vars(each).get("_backward_pre_hooks"):
+            raise LoweringError(
+                f"module {name!r}" if name else "the module",
+                "it has backward hooks, which a compiled module does not run",
+                advice="remove them before, or put hooks on parameters or output tensors",
+            )
 
 
 @overload

@@ -14,6 +14,7 @@ from torch.jit import _recursive, _script
 
 import amp_script
 from amp_script import cast_cache
+from amp_script.errors import LoweringError
 from amp_script.jit_state import AmbientState
 from amp_script.scripting import LoweredFunction, LoweredModule
 
@@ -348,6 +349,18 @@ def test_scripting_a_function_again_does_not_change_the_first() -> None:
     assert torch.jit.script(function).code == plain
     assert_agrees(first, function, X)
     assert_agrees(second, function, X)
+
+
+@pytest.mark.parametrize(
+    "register", [nn.Module.register_full_backward_hook, nn.Module.register_full_backward_pre_hook]
+)
+def test_backward_hooks_are_refused(register: Callable[..., Any]) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hook = register(module[0], lambda *_: None)
+    with pytest.raises(LoweringError, match="module '0': it has backward hooks"):
+        amp_script.script(module)
+    hook.remove()
+    amp_script.script(module)
 
 
 def test_script_as_a_decorator() -> None:
