@@ -273,6 +273,22 @@ def test_a_model_with_exported_methods_may_have_optional_tensors() -> None:
         assert_same(getattr(frozen, name)(x), eager(getattr(model, name), x))
 
 
+def test_one_thing_where_a_list_is_expected_is_refused() -> None:
+    model, x = nn.Linear(4, 4).eval(), torch.rand(3, 4)
+    with pytest.raises(TracingError, match="check_inputs is a Tensor: expected a list"):
+        amp_script.trace_and_freeze(model, x, check_inputs=x)
+    with pytest.raises(TracingError, match=r"expected a list, \['weight'\]"):
+        amp_script.trace_and_freeze(model, x, preserved_attrs="weight")
+
+
+def test_a_frozen_program_may_be_part_of_a_model() -> None:
+    x = torch.rand(3, 4)
+    part = amp_script.trace_and_freeze(nn.Linear(4, 4).eval(), x, compute="native")
+    for model in (part, nn.Sequential(part, nn.Tanh()).eval()):
+        frozen = amp_script.trace_and_freeze(model, x, compute="native")
+        assert_same(frozen(x), eager(model, x))
+
+
 def test_what_a_program_holds_fast_cannot_be_set() -> None:
     model, x = ScaledWithMethod().eval(), torch.rand(2, 3, 5, 5)
     frozen = amp_script.trace_and_freeze(model, x, preserved_attrs=["scale"])

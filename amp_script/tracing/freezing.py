@@ -168,6 +168,15 @@ def trace_and_freeze(
         raise TracingError(
             f"the model is a {type(model).__name__}: expected a module or a function"
         )
+    if isinstance(check_inputs, (torch.Tensor, Mapping)):
+        raise TracingError(
+            f"check_inputs is a {type(check_inputs).__name__}: expected a list of inputs, each "
+            "like example_inputs"
+        )
+    if isinstance(preserved_attrs, str):
+        raise TracingError(
+            f"preserved_attrs is {preserved_attrs!r}: expected a list, [{preserved_attrs!r}]"
+        )
     region = Region.resolve(device_type, dtype)
     call = Call.bind(model, example_inputs, example_kwargs)
     held = {name: part for name, part in (example_kwargs or {}).items() if _is_constant(part)}
@@ -509,7 +518,12 @@ def _require_traceable(model: object, call: Call, region: Region) -> None:
             "trace_and_freeze(model, (tensor, ...))"
         )
     for module in modules_of(model):
-        training = [name for name, part in module.named_modules() if part.training]
+        training = [
+            # A frozen part has no mode.
+            name
+            for name, part in module.named_modules()
+            if getattr(part, "training", False)
+        ]
         if training:
             shown = ", ".join(name or type(module).__name__ for name in training[:3])
             more = ", ..." if len(training) > 3 else ""
