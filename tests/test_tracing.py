@@ -623,6 +623,8 @@ def test_refused_before_anything_runs() -> None:
         amp_script.trace_and_freeze(copy.deepcopy(model).to("meta"), x)
     with pytest.raises(TracingError, match=r"int8.*bfloat16, torch\.float16"):
         amp_script.trace_and_freeze(model, x, dtype=torch.int8)
+    with pytest.raises(TracingError, match=r"output_dtype is torch.int32: expected a floating"):
+        amp_script.trace_and_freeze(model, x, output_dtype=torch.int32)
     with pytest.raises(TracingError, match="no autocast on 'meta'"):
         amp_script.trace_and_freeze(model, x, device_type="meta")
     with pytest.raises(TracingError, match="too many positional arguments"):

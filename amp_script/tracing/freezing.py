@@ -177,6 +177,12 @@ def trace_and_freeze(
         raise TracingError(
             f"preserved_attrs is {preserved_attrs!r}: expected a list, [{preserved_attrs!r}]"
         )
+    for name, wanted in (("input_dtype", input_dtype), ("output_dtype", output_dtype)):
+        if wanted is not None and not wanted.is_floating_point:
+            raise TracingError(
+                f"{name} is {wanted}: expected a floating-point dtype, since only floating-point "
+                "tensors are converted at the border"
+            )
     region = Region.resolve(device_type, dtype)
     call = Call.bind(model, example_inputs, example_kwargs)
     held = {name: part for name, part in (example_kwargs or {}).items() if _is_constant(part)}
