@@ -23,8 +23,8 @@ from amp_script.frozen import FrozenModule
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.metadata import Metadata
 from amp_script.regions import Region, border_dtype
-from amp_script.script_calls import lowered_script_calls
 from amp_script.scripting import LoweredFunction, LoweredModule
+from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.structure import Structure, flatten, named_leaves
 from amp_script.untouched import modules_of, seeded, untouched
 

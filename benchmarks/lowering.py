@@ -22,9 +22,9 @@ from torch import nn
 from torch.jit import _recursive
 
 import amp_script
-from amp_script.compilation import compile_module
-from amp_script.programs import originals
-from amp_script.scripting import _lowered_module
+from amp_script.scripting.compilation import compile_module
+from amp_script.scripting.lowered import _lowered_module
+from amp_script.scripting.programs import originals
 
 BF16 = torch.bfloat16
 

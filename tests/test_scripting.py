@@ -13,10 +13,9 @@ from torch import nn
 from torch.jit import _recursive, _script
 
 import amp_script
-from amp_script import cast_cache
 from amp_script.errors import LoweringError
 from amp_script.jit_state import AmbientState
-from amp_script.scripting import LoweredFunction, LoweredModule
+from amp_script.scripting import LoweredFunction, LoweredModule, cast_cache
 
 
 class Part(nn.Module):

@@ -38,8 +38,8 @@ from amp_script.lowering import lower_graph
 from amp_script.lowering._graph import Editor, Graph
 from amp_script.lowering.addmm import keep_addmm_whole
 from amp_script.metadata import InputSpec, Metadata, Verification
-from amp_script.programs import originals
 from amp_script.regions import Region, border_dtype
+from amp_script.scripting.programs import originals
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
 from amp_script.tracing.constants import attach_weights, own_constants

@@ -30,7 +30,7 @@ from amp_script.errors import TracingError
 from amp_script.lowering._graph import Editor, Graph, nodes_of
 from amp_script.lowering.composites.tracing import trace_composites
 from amp_script.lowering.functions import CALLS, name_of
-from amp_script.script_calls import lowered_script_calls
+from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.tracer import value_trace
 from amp_script.untouched import tensors_of
 

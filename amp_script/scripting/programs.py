@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 import torch
 from torch._C import _autograd
 
+from ..jit_state import AmbientState, DeviceState, shield
+from ..lowering import Entry, Functions, changes, lower_prepared, python_calls
 from .cast_cache import ambient_cast_cache, in_region
-from .jit_state import AmbientState, DeviceState, shield
-from .lowering import Entry, Functions, changes, lower_prepared, python_calls
 
 __all__ = ["Compiled", "Library", "Program", "originals"]
 

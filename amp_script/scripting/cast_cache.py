@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .jit_state import AmbientState
+from ..jit_state import AmbientState
 
 __all__ = ["ambient_cast_cache", "in_region"]
 

@@ -18,14 +18,14 @@ from torch.jit._recursive import wrap_cpp_module
 from torch.jit._script import RecursiveScriptModule
 from typing_extensions import ParamSpec
 
-from . import policy
+from .. import policy
+from ..devices import ROWS
+from ..errors import LoweringError
+from ..jit_state import DeviceState
+from ..lowering.traced import name_convolutions
+from ..typing import HasForward, TypedScriptModule
 from .compilation import compile_function, compile_module
-from .devices import ROWS
-from .errors import LoweringError
-from .jit_state import DeviceState
-from .lowering.traced import name_convolutions
 from .programs import Compiled, Library, Program, originals
-from .typing import HasForward, TypedScriptModule
 
 P = ParamSpec("P")
 R = TypeVar("R")

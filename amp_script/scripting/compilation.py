@@ -13,7 +13,8 @@ Four things are different from ``torch.jit.script``, for the calling thread and 
 - **Interfaces.** A submodule that is annotated with a ``torch.jit.interface`` gets its own type,
   which is the interface's too, so that what is called in a region is known. Another submodule of
   another type cannot be put in its place afterwards: TorchScript refuses it.
-- **Early exits.** What follows them stands in an ``else``; see :mod:`amp_script.early_exits`.
+- **Early exits.** What follows them stands in an ``else``; see
+  :mod:`amp_script.scripting.early_exits`.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
 (``ConcreteTypeStore``, ``concrete_type_store``, ``create_script_module``,
@@ -39,9 +40,9 @@ from torch.jit import _recursive, _script, frontend
 from torch.jit._script import RecursiveScriptModule
 from torch.jit.frontend import get_default_args, get_jit_def
 
+from ..interception import replaced
+from ..twin import decorate_function
 from .early_exits import with_else_after_exits
-from .interception import replaced
-from .twin import decorate_function
 
 __all__ = ["compile_function", "compile_module"]
 

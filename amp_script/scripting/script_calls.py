@@ -20,7 +20,7 @@ import torch
 
 from amp_script.interception import replaced
 from amp_script.jit_state import AmbientState, shield
-from amp_script.programs import Compiled, Library, Program, originals
+from amp_script.scripting.programs import Compiled, Library, Program, originals
 from amp_script.tracer import recording_paused
 
 __all__ = ["LoweredCalls", "lowered_script_calls"]
