@@ -1,6 +1,7 @@
 """torch.jit, as the stubs type it."""
 
 import io
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List  # noqa: UP035
 
@@ -36,6 +37,13 @@ class Net(nn.Module):
     @torch.jit.unused
     def unused(self, x: Tensor) -> int:
         return 1
+
+
+@torch.jit.interface
+class Scores(nn.Module):
+    @abstractmethod  # TorchScript wants the body to be pass
+    def score(self, x: Tensor) -> float:
+        pass
 
 
 def double(x: Tensor, times: int = 2) -> Tensor:
@@ -100,6 +108,10 @@ def test_asynchronous_calls() -> None:
     x = torch.ones(1)
     assert_type(torch.jit.wait(torch.jit.fork(double, x, times=2)), Tensor)
     assert_type(torch.jit.fork(Net(), x).wait(), Tensor)
+
+
+def by_interface(module: Scores) -> float:
+    return assert_type(module.score(torch.ones(1)), float)
 
 
 def refine(x: object) -> None:
