@@ -65,12 +65,15 @@ def serve(pipe: Connection) -> None:
     """Compare the parts that come through the pipe, in a process of its own.
 
     For each part and the number of cases to skip, sends the name of a case before comparing it, its
-    outcome after, and None at the end of the part.
+    outcome after, and None at the end of the part. Returns when the pipe is closed.
     """
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)  # fake tensors log every operator that refuses its arguments
     while True:
-        task, skipped = pipe.recv()
+        try:
+            task, skipped = pipe.recv()
+        except EOFError:
+            return
         region = Region(task.device_type, DTYPES[task.region_dtype])
         cases = opdb.cases(
             DTYPES[task.input_dtype],
