@@ -160,6 +160,17 @@ def matrix_power(r: random.Random) -> Arguments:
     return square_matrix(r, dtype(r)), r.randint(-4, 12)
 
 
+def polar(r: random.Random) -> Arguments:
+    narrow = sorted(r.choices([1, 2, 3, 4], k=2), reverse=True)
+    return (tensor(r, [*sizes(r, 1), *narrow], r.choice([*FLOATS, torch.complex64])),)
+
+
+def polar_out(r: random.Random) -> Arguments:
+    (matrix,) = polar(r)
+    assert isinstance(matrix, torch.Tensor)
+    return matrix, torch.empty([0], dtype=matrix.dtype), torch.empty([0], dtype=matrix.dtype)
+
+
 def matrix_exp(r: random.Random) -> Arguments:
     return (square_matrix(r, r.choice([*FLOATS, torch.float64])),)
 
@@ -611,6 +622,8 @@ ARGUMENTS: dict[str, Draw] = {
     "aten::linalg_pinv.out": into(pinv),
     "aten::linalg_pinv.out_rcond_tensor": into(pinv_rcond),
     "aten::linalg_pinv.rcond_tensor": pinv_rcond,
+    "aten::linalg_polar": polar,
+    "aten::linalg_polar.out": polar_out,
     "aten::linalg_tensorinv.out": into(positive(1)),
     "aten::linalg_tensorsolve.out": into(tensorsolve),
     "aten::linalg_vander": vander,

@@ -61,7 +61,7 @@ class Observation:
         operator = _operator(event)
         self.seen.add(operator)
         for device_type in DEVICE_TYPES:
-            if not policy.is_listed(device_type, operator) and _is_shared(operator, device_type):
+            if not _is_listed(operator, device_type) and _is_shared(operator, device_type):
                 self.reached[operator, device_type].update(_changed_below(event, device_type))
         for inner in event.children:
             self._walk(inner)
@@ -75,7 +75,7 @@ def _operator(event: Any) -> str:
 def _changed_below(event: Any, device_type: str) -> Iterator[str]:
     for inner in event.children:
         operator = _operator(inner)
-        if policy.is_listed(device_type, operator):
+        if _is_listed(operator, device_type):
             if operator != _operator(event) and _changes(inner, operator, device_type):
                 yield operator
         elif _is_shared(operator, device_type):
@@ -104,6 +104,11 @@ def _dtypes(event: Any) -> Iterator[torch.dtype]:
 
 
 @functools.cache
+def _is_listed(operator: str, device_type: str) -> bool:
+    return policy.is_listed(device_type, operator)
+
+
+@functools.cache
 def _is_shared(operator: str, device_type: str) -> bool:
     if device_type == "cpu" or not operator.startswith("aten::"):
         return True
@@ -121,7 +126,8 @@ def _is_shared(operator: str, device_type: str) -> bool:
 def _native_functions() -> dict[str, dict[str, str]]:
     """Kernels of each operator by dispatch key, as torch's own list of them says."""
     packaged = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
-    listed = yaml.safe_load((packaged / "native_functions.yaml").read_text())
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    listed = yaml.load((packaged / "native_functions.yaml").read_text(), loader)
     return {
         each["func"].partition("(")[0]: {
             key.strip(): kernel

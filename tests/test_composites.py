@@ -6,12 +6,13 @@ import random
 
 import composite_comparison as comparison
 import pytest
+import torch
 from composite_arguments import ARGUMENTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amp_script import policy
-from amp_script.lowering.composites import Decomposition, decomposition, decompositions, registry
+from amp_script.lowering.composites import Decomposition, decomposition, decompositions
 
 OPERATORS = [each.operator for each in decompositions()]
 
@@ -36,7 +37,8 @@ def _composite(operator: str) -> Decomposition:
 
 
 def test_every_operator_has_arguments() -> None:
-    assert sorted(ARGUMENTS) == OPERATORS
+    known = [operator for operator in ARGUMENTS if torch._C._dispatch_has_kernel(operator)]
+    assert sorted(known) == OPERATORS
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -53,14 +55,16 @@ def test_equals_the_operator(operator: str, r: random.Random) -> None:
 
 @pytest.mark.parametrize(
     "operator",
-    [name for name in OPERATORS if _composite(name).reaches("cpu")],
+    [
+        name
+        for name in OPERATORS
+        if _composite(name).reaches("cpu") and not policy.is_listed("cpu", name)
+    ],
 )
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(r=st.randoms(use_true_random=False))
 def test_lowered_program_equals_eager_autocast(operator: str, r: random.Random) -> None:
     case = comparison.Case(operator, r)
-    if policy.is_listed("cpu", operator):
-        return
     program = comparison.lowered(operator, case.region)
     want = case.eager()
     for run in range(3):
@@ -70,12 +74,8 @@ def test_lowered_program_equals_eager_autocast(operator: str, r: random.Random) 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_has_the_operators_parameters(operator: str) -> None:
     name, _, overload = operator.partition(".")
-    schema = registry.torch._C._get_schema(name, overload)
+    schema = torch._C._get_schema(name, overload)
     graph = _composite(operator).graph()
     types = [str(value.type()) for value in graph.inputs()]
-    assert types == [_spelled(argument.type) for argument in schema.arguments]
+    assert types == [str(argument.type) for argument in schema.arguments]
     assert len(list(graph.outputs())) == len(schema.returns)
-
-
-def _spelled(kind: object) -> str:
-    return str(kind)

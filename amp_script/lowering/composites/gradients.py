@@ -12,8 +12,8 @@ def with_value(result: Tensor, exact: Tensor) -> Tensor:
 
     An operator with a formula for its gradient runs its kernel below autograd: what autocast
     casts there leaves no trace, and the formula gets the operator's own arguments. So the
-    operator is run as it is, for the gradient, and its value replaced by that of its parts. The
-    formula must not use the result.
+    operator is run as it is, for the gradient, and its value replaced by that of its parts; a
+    formula that uses the result finds the replaced one.
     """
-    result.detach().copy_(exact)
+    result.data.copy_(exact)
     return result

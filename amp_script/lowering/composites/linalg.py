@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .gradients import with_value
 from .registry import decomposes
 from .types import Number
 
@@ -145,6 +146,43 @@ def _pinv(self: Tensor, rcond: float, hermitian: bool) -> Tensor:
 @decomposes("aten::pinverse")
 def _pinverse(self: Tensor, rcond: float) -> Tensor:
     return torch.linalg.pinv(self, rcond, False)
+
+
+def _polar_parts(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    u, s, vh = torch.ops.aten.linalg_svd(matrix, False)
+    half = vh.mH.matmul(s.unsqueeze(-1) * vh)
+    symmetric = half.add(half.mH).mul(0.5)
+    unitary = torch.matmul(u, vh)
+    return unitary.to(matrix.dtype).contiguous(), symmetric.to(matrix.dtype).contiguous()
+
+
+@decomposes("aten::linalg_polar")
+def _polar(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    assert matrix.dim() >= 2, "linalg.polar: the input must have 2 dimensions or more"
+    assert matrix.size(-2) >= matrix.size(-1), "linalg.polar: the input must not be wide"
+    # Not told apart: single matrices on CUDA where torch finds nvmath-python, and calls that.
+    # In lower precision there is no gradient.
+    lower = matrix.dtype == torch.bfloat16 or matrix.dtype == torch.float16
+    if torch.is_grad_enabled() and matrix.requires_grad and not lower:
+        exact_u, exact_h = _polar_parts(matrix.detach())
+        u, h = torch.ops.aten.linalg_polar(matrix)
+        return with_value(u, exact_u), with_value(h, exact_h)
+    return _polar_parts(matrix)
+
+
+def _write(out: Tensor, result: Tensor) -> None:
+    assert out.dtype == result.dtype, "the output has another dtype than the result"
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    out.copy_(result)
+
+
+@decomposes("aten::linalg_polar.out")
+def _polar_out(matrix: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    u, h = torch.ops.aten.linalg_polar(matrix)
+    _write(left, u)
+    _write(right, h)
+    return left, right
 
 
 @decomposes("aten::linalg_norm")

@@ -69,6 +69,8 @@ _WRITING = {
 
 
 def _register(operator: str, template: str) -> None:
+    if not torch._C._dispatch_has_kernel("aten::" + operator):
+        return  # other versions of torch have it
     schema = torch._C._get_schema("aten::" + operator.partition(".")[0], operator.partition(".")[2])
     arguments = [argument for argument in schema.arguments if not argument.is_out]
     text = template.format(

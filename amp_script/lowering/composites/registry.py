@@ -115,6 +115,8 @@ def decomposes(
 ) -> Callable[[_Function], _Function]:
     """Register a function as the decomposition of operators with the same parameters.
 
+    Operators that the installed torch lacks are left out.
+
     Args:
         operators: qualified names with overload.
         when: asked once, on import: whether the installed torch's kernel works this way.
@@ -124,7 +126,7 @@ def decomposes(
 
     def register(function: _Function) -> _Function:
         if when is None or when():
-            for operator in operators:
+            for operator in filter(torch._C._dispatch_has_kernel, operators):
                 assert operator not in _TABLE, f"{operator} is decomposed twice"
                 _TABLE[operator] = Decomposition(operator, function, special, unroll)
                 _NAMES.add(operator.partition(".")[0])
