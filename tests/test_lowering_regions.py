@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import assert_agrees, assert_same, saved_and_loaded
+from exit_programs import NESTED_EXITS, return_from_a_region_without_gradients
 from torch import nn
 
 import amp_script
@@ -51,8 +52,6 @@ def in_a_while_loop(x: torch.Tensor, n: int = 2):
 
 
 def with_early_returns(x: torch.Tensor, n: int = 2):
-    # What follows a return inside a with statement must not make a value that is used after it:
-    # TorchScript's compiler aborts.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = torch.mm(x, x)
         if n > 3:
@@ -300,6 +299,48 @@ def test_regions_after_early_exits_on_which_plain_torchscript_aborts(
     with pytest.raises(RuntimeError, match="INTERNAL ASSERT"):
         torch.jit.script(program)
     assert_agrees(amp_script.script(program), program, X, n)
+
+
+@pytest.mark.parametrize("program", NESTED_EXITS, ids=lambda program: program.__name__)
+def test_exits_that_may_happen_in_and_around_regions(program: Callable[..., Any]) -> None:
+    scripted = amp_script.script(program)
+    for n in range(-1, 5):
+        assert_agrees(scripted, program, X, n)
+
+
+@pytest.mark.parametrize("program", NESTED_EXITS, ids=lambda program: program.__name__)
+def test_a_saved_program_has_the_same_exits(program: Callable[..., Any]) -> None:
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor, n: int):
+            return program(x, n)
+
+    scripted = amp_script.script(Module())
+    loaded = saved_and_loaded(scripted)
+    for n in range(-1, 5):
+        assert_agrees(loaded, program, X, n, ambient=(None,))
+        assert_agrees(scripted, program, X, n)
+
+
+def test_a_mode_is_left_with_its_region_by_an_early_exit() -> None:
+    scripted = amp_script.script(return_from_a_region_without_gradients)
+    x = X.clone().requires_grad_()
+    for n in range(3):
+        got, want = scripted(x, n), return_from_a_region_without_gradients(x, n)
+        assert torch.is_grad_enabled()
+        assert got.requires_grad == want.requires_grad
+        assert_same(got, want)
+
+
+def test_an_error_names_the_line_of_a_region_with_exits() -> None:
+    def wrong(x: torch.Tensor, n: int):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if n > 0:
+                return x
+            y = torch.mm(x, n)
+        return y.relu()
+
+    with pytest.raises(RuntimeError, match=r"y = torch.mm\(x, n\)"):
+        amp_script.script(wrong)
 
 
 def test_the_deprecated_spelling_is_a_region() -> None:

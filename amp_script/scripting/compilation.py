@@ -13,7 +13,7 @@ Four things are different from ``torch.jit.script``, for the calling thread and 
 - **Interfaces.** A submodule that is annotated with a ``torch.jit.interface`` gets its own type,
   which is the interface's too, so that what is called in a region is known. Another submodule of
   another type cannot be put in its place afterwards: TorchScript refuses it.
-- **Early exits.** What follows them stands in an ``else``; see
+- **Early exits.** ``with`` blocks are compiled as marks, of which regions are made afterwards; see
   :mod:`amp_script.scripting.early_exits`.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
@@ -21,7 +21,8 @@ Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
 ``infer_methods_to_compile``, ``make_stub``, ``make_stubs_for_overloads``, ``try_compile_fn``),
 ``torch.jit._script._compile_function_with_overload``, ``torch._C._jit_script_compile``,
 ``torch._jit_internal`` (``createResolutionCallbackFromClosure``, ``_qualified_name``),
-``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``, ``parse_def``).
+``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``, ``parse_def``),
+``torch.jit._state._python_cu``, ``torch._C.CompilationUnit.get_functions``.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from torch._jit_internal import _qualified_name, createResolutionCallbackFromClo
 from torch.amp.autocast_mode import autocast_decorator
 from torch.jit import _recursive, _script, frontend
 from torch.jit._script import RecursiveScriptModule
+from torch.jit._state import _python_cu
 from torch.jit.frontend import get_default_args, get_jit_def
 
 from ..interception import replaced
 from ..twin import decorate_function
-from .early_exits import with_else_after_exits
+from .early_exits import nest_regions, with_marks
 
 __all__ = ["compile_function", "compile_module"]
 
@@ -95,6 +97,7 @@ def _compiling() -> Iterator[None]:
         replaced(_recursive, "try_compile_fn", _try_compile_fn),
         replaced(_script, "_compile_function_with_overload", _compile_function_with_overload),
         replaced(frontend, "parse_def", _parse_def),
+        _marks_as_regions(),
     ):
         yield
 
@@ -199,6 +202,27 @@ def _compile_function_with_overload(
     return original(overload, name, _with_region(implementation))
 
 
+# Early exits --------------------------------------------------------------------------------------
+
+_unit: Any = _python_cu
+
+
 def _parse_def(original: Callable[..., Any], fn: Any) -> Any:
     parsed = original(fn)
-    return parsed._replace(ast=with_else_after_exits(parsed.ast))
+    return parsed._replace(ast=with_marks(parsed.ast))
+
+
+@contextmanager
+def _marks_as_regions() -> Iterator[None]:
+    """Make regions of the marks in all that is compiled, even if what calls it does not compile."""
+    before = len(_unit.get_functions())
+    try:
+        yield
+    finally:
+        for function in _unit.get_functions()[before:]:
+            try:
+                graph = function.graph
+            except RuntimeError:
+                # It did not compile, of which its caller heard, or another thread is compiling it.
+                continue
+            nest_regions(graph)
