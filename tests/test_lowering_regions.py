@@ -343,6 +343,55 @@ def test_an_error_names_the_line_of_a_region_with_exits() -> None:
         amp_script.script(wrong)
 
 
+def broken_by_plain_torchscript(x: torch.Tensor, n: int):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for i in range(n):
+            if i == 1:
+                return x
+        y = torch.mm(x, x)
+    return y.relu()
+
+
+def test_what_plain_torchscript_broke_before_is_refused_with_its_line() -> None:
+    def calling(x: torch.Tensor, n: int):
+        return broken_by_plain_torchscript(x, n)
+
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor, n: int):
+            return broken_by_plain_torchscript(x, n)
+
+    plain = torch.jit.script(Module())
+    with pytest.raises(LoweringError, match="an early exit inside a with block") as caught:
+        amp_script.script(calling)
+    assert "with torch.autocast" in caught.value.source
+    assert caught.value.advice
+    with pytest.raises(LoweringError, match="so that y is used outside"):
+        amp_script.lower(plain)
+
+
+def _left_early(x: torch.Tensor, n: int):
+    with torch.no_grad():
+        if n > 0:
+            x = x + 1
+            if n > 1:
+                return x
+        y = torch.mm(x, x)
+    return y.relu()
+
+
+def test_what_was_compiled_for_something_that_does_not_compile_is_whole() -> None:
+    def wrong(x: torch.Tensor, n: int):
+        return _left_early(x, n).no_such_method()
+
+    with pytest.raises(RuntimeError, match="no_such_method"):
+        amp_script.script(wrong)
+    plain = torch.jit.script(_left_early)
+    torch._C._jit_pass_lint(plain.graph)
+    for n in range(3):
+        assert_same(plain(X, n), _left_early(X, n))
+        assert torch.is_grad_enabled()
+
+
 def test_the_deprecated_spelling_is_a_region() -> None:
     scripted = amp_script.script(deprecated_spelling)
     with warnings.catch_warnings():

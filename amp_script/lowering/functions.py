@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.jit._state import _python_cu
 
+from ..errors import LoweringError
 from ..jit_state import jit_autocast_pass, shield
 from ._graph import (
     Editor,
@@ -31,6 +32,7 @@ from ._graph import (
     is_constant,
     is_none,
     nodes_of,
+    source_of,
 )
 from .cleanup import fold
 from .helpers import PREFIX
@@ -114,7 +116,7 @@ class Functions:
             source = self.graph_named(name)
             if source is None:
                 return None
-            body = source.copy()
+            body = _copy_of(name, source)
             self.prepare(body)
             self._prepared[name] = body
         return self._prepared[name]
@@ -124,7 +126,7 @@ class Functions:
         source = self.graph_named(name)
         if source is None:
             return None
-        body = source.copy()
+        body = _copy_of(name, source)
         self._inline(body, self.inlined, lambda _: True)
         return body
 
@@ -270,6 +272,25 @@ def _region(made: Node) -> tuple[str | None, int | None]:
     if dtype is None or is_none(dtype):
         return constant(device), None
     return (constant(device), constant(dtype)) if is_constant(dtype) else (None, None)
+
+
+def _copy_of(name: str, graph: Graph) -> Graph:
+    """Copy what was compiled, which cannot be done to what plain TorchScript got wrong."""
+    try:
+        copy: Graph = graph.copy()
+    except RuntimeError as error:
+        if "not in scope" not in str(error):
+            raise
+        regions = graph.findAllNodes("prim::Enter")
+        raise LoweringError(
+            name,
+            "plain torch.jit.script compiled it before, and an early exit inside a with block so "
+            "that what follows is used outside of the branch it is in",
+            source=source_of(regions[0].inputsAt(0).node()) if regions else "",
+            advice="compile it with amp_script.script first, or put what follows the exit into an "
+            "else",
+        ) from error
+    return copy
 
 
 def _type_name(module: Any) -> str:

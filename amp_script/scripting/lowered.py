@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
@@ -250,7 +251,8 @@ def lower(
     unit = _C.CompilationUnit()
     if isinstance(module_or_path, torch.jit.ScriptModule):
         buffer = module_or_path.save_to_buffer()
-        loaded = _C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
+        with _naming_broken_exits(module_or_path):
+            loaded = _C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
         _share_tensors(module_or_path._c, loaded)
     elif isinstance(module_or_path, (str, os.PathLike)):
         path = os.fspath(module_or_path)
@@ -268,6 +270,24 @@ def lower(
         for _, method in _methods(each):
             name_convolutions(method.graph)
     return _lowered_module(module, Library(unit, around))
+
+
+@contextmanager
+def _naming_broken_exits(module: torch.jit.ScriptModule) -> Iterator[None]:
+    """Say why what plain TorchScript compiled cannot be read again, if early exits broke it."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"(\w+) is not defined in the (true|false) branch", str(error))
+        if found is None:
+            raise
+        raise LoweringError(
+            f"the module {module.original_name}",
+            "plain torch.jit.script compiled an early exit inside a with block so that "
+            f"{found[1]} is used outside of the branch that makes it",
+            advice="compile the original module with amp_script.script, or put what follows the "
+            "exit into an else",
+        ) from error
 
 
 def _region(device_type: str | None, dtype: torch.dtype | None) -> tuple[str, DeviceState] | None:
