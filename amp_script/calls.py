@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,7 +109,7 @@ class Call:
 
     def fresh(self) -> list[torch.Tensor]:
         """Copies of the tensors, each with memory of its own, for a run that may change them."""
-        return [t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors]
+        return [copy.deepcopy(t.detach()).requires_grad_(t.requires_grad) for t in self.tensors]
 
     def _with(self, tensors: Iterable[torch.Tensor]) -> Call:
         return replace(self, tensors=tuple(tensors))

@@ -720,3 +720,13 @@ def test_sizes_that_are_returned_are_numbers() -> None:
     for x in examples:
         assert_same(frozen(x), sizes(x))
     assert type(frozen(examples[0])[0]) is int
+
+
+def test_an_input_that_is_a_view_keeps_the_storage_around_it() -> None:
+    x = torch.rand(14)[:10].view(2, 5)
+
+    def looks_beyond_its_view(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(x, (2, 2), (1, 2), storage_offset=10) * 2
+
+    frozen = amp_script.trace_and_freeze(looks_beyond_its_view, x, compute="native")
+    assert torch.equal(frozen(x), looks_beyond_its_view(x))
