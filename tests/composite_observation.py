@@ -25,7 +25,7 @@ from torch.autograd.profiler import profile
 from amp_script import policy
 from amp_script.policy import Policy
 
-DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia")
+DEVICE_TYPES = tuple(filter(policy.has_autocast, ("cpu", "cuda", "xpu", "mps", "mtia", "maia")))
 
 # They promote their inputs the same way without autocast.
 _PROMOTE_ALIKE = {"aten::cat", "aten::stack"}

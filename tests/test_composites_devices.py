@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from amp_script import policy
 from amp_script.lowering.composites import decompositions
 
-DEVICE_TYPES = ("cuda", "xpu", "mps", "mtia")
+DEVICE_TYPES = tuple(filter(policy.has_autocast, ("cuda", "xpu", "mps", "mtia")))
 
 # Ask for values or layouts, which fake tensors do not have, or consist of an explicit kernel.
 UNWATCHED = ("cov", "corrcoef", ".data", "sparse", "multigammaln", "matrix_exp")

@@ -169,7 +169,7 @@ def test_einsum_of_two_with_a_constant_equation(equation: str, dtype: torch.dtyp
             want = torch.ops.aten.einsum(equation, tensors)
             got = special(equation, tensors, None)
         assert got.dtype == want.dtype
-        assert got.stride() == want.stride()
+        assert got.stride() == want.stride() or got.numel() == 0
         assert torch.equal(got, want)
     mismatched = [torch.rand([2 + index] * len(text)) for index, text in enumerate(operands)]
     with pytest.raises(torch.jit.Error):
