@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .registry import decomposes
+from .registry import decomposes, decomposes_text
 
 
 def _of_dim(values: list[int], dim: int) -> int:
@@ -62,46 +62,21 @@ def _padded_convolution(
     return output if is_batched else output.squeeze(0)
 
 
-@decomposes("aten::conv1d.padding")
-def _conv1d_padding(
+_CONVOLUTION = """
+def convolution(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
+    bias: Optional[Tensor],
+    stride: List[int],
     padding: str,
-    dilation: list[int],
+    dilation: List[int],
     groups: int,
 ) -> Tensor:
     if input.is_complex():
-        return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
-    return _padded_convolution(input, weight, bias, stride, padding, dilation, groups, 1)
+        return torch.conv{dims}d(input, weight, bias, stride, padding, dilation, groups)
+    return padded_convolution(input, weight, bias, stride, padding, dilation, groups, {dims})
+"""
+_NAMES = {"torch": torch, "padded_convolution": _padded_convolution}
 
-
-@decomposes("aten::conv2d.padding")
-def _conv2d_padding(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: str,
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    if input.is_complex():
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    return _padded_convolution(input, weight, bias, stride, padding, dilation, groups, 2)
-
-
-@decomposes("aten::conv3d.padding")
-def _conv3d_padding(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: str,
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    if input.is_complex():
-        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    return _padded_convolution(input, weight, bias, stride, padding, dilation, groups, 3)
+for _dims in (1, 2, 3):
+    decomposes_text(f"aten::conv{_dims}d.padding", _CONVOLUTION.format(dims=_dims), _NAMES)

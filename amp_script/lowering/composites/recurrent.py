@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .probing import half_where_on
-from .registry import decomposes
+from .registry import decomposes, decomposes_text
 
 
 def _yes() -> bool:
@@ -584,189 +584,6 @@ def _lstm_data(
     )
 
 
-@decomposes("aten::gru.input", unroll=True)
-def _gru(
-    input: Tensor,
-    hx: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
-    if torch.cudnn_is_acceptable(input):
-        return torch.gru(
-            half_where_on([input], input)[0],
-            half_where_on([hx], input)[0],
-            half_where_on(params, input),
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            batch_first,
-        )
-    steps = input.transpose(0, 1) if batch_first else input
-    output, h = _layers(
-        "gru", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-    return output.transpose(0, 1) if batch_first else output, h
-
-
-@decomposes("aten::gru.data", unroll=True)
-def _gru_data(
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
-    if torch.cudnn_is_acceptable(data):
-        return torch.gru(
-            half_where_on([data], data)[0],
-            batch_sizes,
-            half_where_on([hx], data)[0],
-            half_where_on(params, data),
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-        )
-    sizes: list[int] = batch_sizes.tolist()
-    return _layers(
-        "gru", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-
-
-@decomposes("aten::rnn_tanh.input", unroll=True)
-def _rnn_tanh(
-    input: Tensor,
-    hx: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
-    if torch.cudnn_is_acceptable(input):
-        return torch.rnn_tanh(
-            half_where_on([input], input)[0],
-            half_where_on([hx], input)[0],
-            half_where_on(params, input),
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            batch_first,
-        )
-    steps = input.transpose(0, 1) if batch_first else input
-    output, h = _layers(
-        "tanh", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-    return output.transpose(0, 1) if batch_first else output, h
-
-
-@decomposes("aten::rnn_tanh.data", unroll=True)
-def _rnn_tanh_data(
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
-    if torch.cudnn_is_acceptable(data):
-        return torch.rnn_tanh(
-            half_where_on([data], data)[0],
-            batch_sizes,
-            half_where_on([hx], data)[0],
-            half_where_on(params, data),
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-        )
-    sizes: list[int] = batch_sizes.tolist()
-    return _layers(
-        "tanh", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-
-
-@decomposes("aten::rnn_relu.input", unroll=True)
-def _rnn_relu(
-    input: Tensor,
-    hx: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor]:
-    if torch.cudnn_is_acceptable(input):
-        return torch.rnn_relu(
-            half_where_on([input], input)[0],
-            half_where_on([hx], input)[0],
-            half_where_on(params, input),
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            batch_first,
-        )
-    steps = input.transpose(0, 1) if batch_first else input
-    output, h = _layers(
-        "relu", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-    return output.transpose(0, 1) if batch_first else output, h
-
-
-@decomposes("aten::rnn_relu.data", unroll=True)
-def _rnn_relu_data(
-    data: Tensor,
-    batch_sizes: Tensor,
-    hx: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor]:
-    if torch.cudnn_is_acceptable(data):
-        return torch.rnn_relu(
-            half_where_on([data], data)[0],
-            batch_sizes,
-            half_where_on([hx], data)[0],
-            half_where_on(params, data),
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-        )
-    sizes: list[int] = batch_sizes.tolist()
-    return _layers(
-        "relu", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
-    )
-
-
 @decomposes("aten::lstm_cell")
 def _lstm_cell(
     input: Tensor,
@@ -780,37 +597,82 @@ def _lstm_cell(
     return _lstm_step(input, hx[0], hx[1], w_ih, w_hh, b_ih, b_hh, None, False)
 
 
-@decomposes("aten::gru_cell")
-def _gru_cell(
+_LAYERS = """
+def layers(
+    input: Tensor,
+    hx: Tensor,
+    params: List[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Tuple[Tensor, Tensor]:
+    if torch.cudnn_is_acceptable(input):
+        return torch.{name}(
+            half_where_on([input], input)[0],
+            half_where_on([hx], input)[0],
+            half_where_on(params, input),
+            has_biases,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+            batch_first,
+        )
+    steps = input.transpose(0, 1) if batch_first else input
+    output, h = run(
+        "{kind}", steps, None, hx, params, has_biases, num_layers, dropout, train, bidirectional
+    )
+    return output.transpose(0, 1) if batch_first else output, h
+"""
+_PACKED_LAYERS = """
+def packed_layers(
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Tensor,
+    params: List[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Tuple[Tensor, Tensor]:
+    if torch.cudnn_is_acceptable(data):
+        return torch.{name}(
+            half_where_on([data], data)[0],
+            batch_sizes,
+            half_where_on([hx], data)[0],
+            half_where_on(params, data),
+            has_biases,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+        )
+    sizes: List[int] = batch_sizes.tolist()
+    return run(
+        "{kind}", data, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+    )
+"""
+_CELL = """
+def cell(
     input: Tensor,
     hx: Tensor,
     w_ih: Tensor,
     w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
+    b_ih: Optional[Tensor],
+    b_hh: Optional[Tensor],
 ) -> Tensor:
-    return _step("gru", input, hx, w_ih, w_hh, b_ih, b_hh, False)
+    return step("{kind}", input, hx, w_ih, w_hh, b_ih, b_hh, False)
+"""
+_NAMES = {"torch": torch, "half_where_on": half_where_on, "run": _layers, "step": _step}
 
-
-@decomposes("aten::rnn_tanh_cell")
-def _rnn_tanh_cell(
-    input: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-) -> Tensor:
-    return _step("tanh", input, hx, w_ih, w_hh, b_ih, b_hh, False)
-
-
-@decomposes("aten::rnn_relu_cell")
-def _rnn_relu_cell(
-    input: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-) -> Tensor:
-    return _step("relu", input, hx, w_ih, w_hh, b_ih, b_hh, False)
+for _name, _kind in {"gru": "gru", "rnn_tanh": "tanh", "rnn_relu": "relu"}.items():
+    for _operator, _text in {
+        f"aten::{_name}.input": _LAYERS,
+        f"aten::{_name}.data": _PACKED_LAYERS,
+        f"aten::{_name}_cell": _CELL,
+    }.items():
+        decomposes_text(_operator, _text.format(name=_name, kind=_kind), _NAMES, unroll=True)

@@ -135,15 +135,18 @@ def decomposes(
     return register
 
 
-def decomposes_text(operator: str, source: str, names: Mapping[str, object]) -> None:
+def decomposes_text(
+    operator: str, source: str, names: Mapping[str, object], *, unroll: bool = False
+) -> None:
     """Register a function that is given as text, for families that differ in names alone.
 
     Args:
         operator: qualified name with overload.
         source: see :func:`compiled_text`.
         names: see :func:`compiled_text`.
+        unroll: see :class:`Decomposition`.
     """
-    decomposes(operator)(_Text(source, names))
+    decomposes(operator, unroll=unroll)(_Text(source, names))
 
 
 def decomposition(operator: str) -> Decomposition | None:
