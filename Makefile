@@ -38,7 +38,7 @@ types: $(INSTALLED) ## Check types
 	@echo "==> mypy, strict: types of the package"
 	@$(BIN)/mypy
 	@echo "==> pyright, basic: the same"
-	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --project pyproject.toml
 
 unit: $(INSTALLED) ## Run the tests alone
 	@echo "==> pytest: $(JOBS) processes"
