@@ -3,8 +3,8 @@
 torch keeps it in two places: on the ``CustomOpDef`` of an operator made by
 ``torch.library.custom_op``, and in the closure of the kernel of one made in another way. Private
 names used, all of which may be absent: ``torch._library.custom_ops.OPDEFS`` and
-``CustomOpDef._autocast_dtype`` (by device type; before torch 2.14 ``_autocast_cpu_dtype`` and
-``_autocast_cuda_dtype`` in some versions), ``OpOverload.py_kernels``. torch 2.6 has no
+``CustomOpDef._autocast_dtype`` (by device type; in older versions ``_autocast_cpu_dtype`` and
+``_autocast_cuda_dtype``), ``OpOverload.py_kernels``. torch 2.6 has no
 ``register_autocast``. Where torch keeps the dtype in a third place, the operator counts as unknown,
 and lowering refuses it until it is registered.
 """
