@@ -218,7 +218,12 @@ def test_a_difference_from_eager_autocast_is_an_error(
 
 
 def test_ctrl_c_leaves_nothing_behind(folder: Path) -> None:
-    command = [sys.executable, "-c", "from amp_script.cli import main; main()"]
+    # A shell starts background jobs with SIGINT ignored, and their children inherit that.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from amp_script.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program]
     command += ["freeze", "models.py:slow", "-o", "net.pt", "--input", "1x8"]
     with subprocess.Popen(
         command,
