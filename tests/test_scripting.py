@@ -10,6 +10,7 @@ import pytest
 import torch
 from agreement import AMBIENT, ambient_autocast, assert_agrees, assert_same, saved_and_loaded
 from torch import nn
+from torch._jit_internal import _overload
 from torch.jit import _recursive, _script
 
 import amp_script
@@ -467,3 +468,63 @@ def test_nothing_is_left_changed() -> None:
     assert _script._compile_function_with_overload is overload
     assert AmbientState.current() == state
     assert torch._C._get_graph_executor_optimize()
+
+
+class Holder:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def product(self, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if bool(y.sum() > 1000):
+                return y
+            z = torch.mm(self.x, y)
+        return z + 1
+
+
+@_overload
+def square(x: int) -> int: ...
+
+
+@_overload
+def square(x: torch.Tensor) -> torch.Tensor: ...  # noqa: F811
+
+
+def square(x):  # noqa: F811
+    if isinstance(x, torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.mm(x, x)
+    return x
+
+
+class WithoutFunctions(nn.Module):
+    """Its regions are where TorchScript compiles in other ways than functions and ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    @property
+    def squared(self) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.mm(self.weight, self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + Holder(x).product(x) + square(x) + self.squared + square(1)
+
+
+def multiply_output(self, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.mm(output, output)
+
+
+def multiply_input(self, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (torch.mm(inputs[0], inputs[0]),)
+
+
+def test_regions_in_classes_overloads_properties_and_hooks() -> None:
+    module = WithoutFunctions()
+    module.register_forward_pre_hook(multiply_input)
+    module.register_forward_hook(multiply_output)
+    assert_agrees(amp_script.script(module), module, X)

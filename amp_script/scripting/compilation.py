@@ -17,20 +17,23 @@ Four things are different from ``torch.jit.script``, for the calling thread and 
   :mod:`amp_script.scripting.early_exits`.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
-(``ConcreteTypeStore``, ``concrete_type_store``, ``create_script_module``,
+(``ConcreteTypeStore``, ``concrete_type_store``, ``create_hooks_from_stubs``,
+``create_methods_and_properties_from_stubs``, ``create_script_module``,
 ``infer_methods_to_compile``, ``make_stub``, ``make_stubs_for_overloads``, ``try_compile_fn``),
-``torch.jit._script._compile_function_with_overload``, ``torch._C._jit_script_compile``,
+``torch.jit._script._compile_function_with_overload``, ``torch._C._jit_script_compile`` with
+``_overload`` and ``_jit_script_class_compile``,
 ``torch._jit_internal`` (``createResolutionCallbackFromClosure``, ``_qualified_name``),
 ``torch.jit.frontend`` (``get_jit_def``, ``get_default_args``, ``parse_def``),
-``torch.jit._state._python_cu``, ``torch._C.CompilationUnit.get_functions``.
+``torch.jit._state._python_cu``, ``torch._C.CompilationUnit.find_function``.
 """
 
 from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -97,7 +100,11 @@ def _compiling() -> Iterator[None]:
         replaced(_recursive, "try_compile_fn", _try_compile_fn),
         replaced(_script, "_compile_function_with_overload", _compile_function_with_overload),
         replaced(frontend, "parse_def", _parse_def),
-        _marks_as_regions(),
+        replaced(torch._C, "_jit_script_compile", _define_function),
+        replaced(torch._C, "_jit_script_compile_overload", _define_function),
+        replaced(torch._C, "_jit_script_class_compile", _define_class),
+        replaced(_recursive, "create_methods_and_properties_from_stubs", _define_methods),
+        replaced(_recursive, "create_hooks_from_stubs", _define_hooks),
     ):
         yield
 
@@ -212,17 +219,28 @@ def _parse_def(original: Callable[..., Any], fn: Any) -> Any:
     return parsed._replace(ast=with_marks(parsed.ast))
 
 
-@contextmanager
-def _marks_as_regions() -> Iterator[None]:
-    """Make regions of the marks in all that is compiled, even if what calls it does not compile."""
-    before = len(_unit.get_functions())
-    try:
-        yield
-    finally:
-        for function in _unit.get_functions()[before:]:
-            try:
-                graph = function.graph
-            except RuntimeError:
-                # It did not compile, of which its caller heard, or another thread is compiling it.
-                continue
-            nest_regions(graph)
+def _define_function(original: Callable[..., Any], *args: Any) -> Any:
+    function = original(*args)
+    nest_regions(function.graph)
+    return function
+
+
+def _define_class(original: Callable[..., Any], *args: Any) -> Any:
+    type_ = original(*args)
+    _nest_in(type_, type_.method_names())
+    return type_
+
+
+def _define_methods(original: Callable[..., Any], concrete_type: Any, *stubs: Any) -> None:
+    original(concrete_type, *stubs)
+    _nest_in(concrete_type.jit_type, concrete_type.jit_type.method_names())
+
+
+def _define_hooks(original: Callable[..., Any], concrete_type: Any, *stubs: Any) -> None:
+    original(concrete_type, *stubs)
+    _nest_in(concrete_type.jit_type, [hook.def_.name().name for hook in chain(*stubs)])
+
+
+def _nest_in(type_: Any, methods: Iterable[str]) -> None:
+    for method in methods:
+        nest_regions(_unit.find_function(f"{type_.qualified_name()}.{method}").graph)
