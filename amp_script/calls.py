@@ -109,7 +109,7 @@ class Call:
 
     def fresh(self) -> list[torch.Tensor]:
         """Copies of the tensors, each with memory of its own, for a run that may change them."""
-        return [copy.deepcopy(t.detach()).requires_grad_(t.requires_grad) for t in self.tensors]
+        return [_copy(t.detach()).requires_grad_(t.requires_grad) for t in self.tensors]
 
     def _with(self, tensors: Iterable[torch.Tensor]) -> Call:
         return replace(self, tensors=tuple(tensors))
@@ -121,6 +121,11 @@ class Call:
         named = dict(zip(self.parameters, values, strict=True))
         keywords = list(self.parameters)[self.positional :]
         return model(*values[: self.positional], **{name: named[name] for name in keywords})
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    # A view is copied with the storage around it, at which as_strided may look.
+    return copy.deepcopy(tensor) if tensor.layout is torch.strided else tensor.clone()
 
 
 def _positional_names(

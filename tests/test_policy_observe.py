@@ -60,7 +60,9 @@ def test_the_table_says_what_torch_does(device_type: str) -> None:
     assert len(report.observations) >= len(policy.listed_operators(device_type)) - len(
         arguments.BY_NAME
     )
-    unfinished = {seen.operator for seen in report.observations if not seen.ran}
+    # Other tests in this process may have registered operators of their own.
+    of_torch = [seen for seen in report.observations if seen.operator.startswith("aten::")]
+    unfinished = {seen.operator for seen in of_torch if not seen.ran}
     assert unfinished <= NOT_RUN_TO_THE_END
 
 
