@@ -17,7 +17,7 @@ import typer
 from amp_script.cli import COMMANDS, output
 from amp_script.errors import AmpScriptError, UsageError
 
-__all__ = ["run"]
+__all__ = ["application", "run"]
 
 FAILURE = 1
 USAGE = 2
@@ -36,7 +36,7 @@ def run(args: Sequence[str]) -> int:
     args, debug = _take_debug(args)
     try:
         with _brief_warnings(all_of_them=debug):
-            code = _app()(args or ["--help"], prog_name="amp-script", standalone_mode=False)
+            code = application()(args or ["--help"], prog_name="amp-script", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
@@ -59,7 +59,8 @@ def _report(error: Exception) -> int:
     return FAILURE
 
 
-def _app() -> typer.Typer:
+def application() -> typer.Typer:
+    """Return the command with all its subcommands, as typer has it."""
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     app.callback()(_options)
     for name in COMMANDS:

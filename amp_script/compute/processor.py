@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["Kind", "Processor"]
+__all__ = ["NATIVE", "Kind", "Processor"]
 
 
 class Kind(enum.Enum):
@@ -67,7 +67,7 @@ _NEEDED_LEVEL: Final[Mapping[str, str]] = {
     "AMX fp16": "avx512_core_amx_fp16",
 }
 
-_NATIVE: Final[Mapping[torch.dtype, Mapping[str, frozenset[Kind]]]] = {
+NATIVE: Final[Mapping[torch.dtype, Mapping[str, frozenset[Kind]]]] = {
     torch.bfloat16: {
         "AVX-512 bf16": frozenset(Kind),
         "AMX bf16": frozenset(Kind),
@@ -120,11 +120,11 @@ class Processor:
 
     def native_kinds(self, dtype: torch.dtype) -> frozenset[Kind]:
         """Kinds of operator that have fast kernels in ``dtype``; all of them for float32."""
-        if dtype not in _NATIVE:
+        if dtype not in NATIVE:
             return frozenset(Kind)
         if not self.onednn:
             return frozenset()
-        rows = _NATIVE[dtype]
+        rows = NATIVE[dtype]
         return frozenset().union(*(rows[name] for name in self.instructions & rows.keys()))
 
 
