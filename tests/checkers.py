@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 ROOT = Path(__file__).parents[1]
 
 _EXPECTED = re.compile(r"# E: (?P<all>.*)$")
@@ -48,6 +50,7 @@ def mypy(
         ROOT
         / ".mypy_cache"
         / "tests"
+        / torch.__version__
         / "-".join("plain" if each is None else each.name for each in (search_path, *path))
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--warn-unreachable", "--output=json"]
