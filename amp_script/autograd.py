@@ -18,11 +18,12 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Any, TypeVar, overload
+from typing import Protocol, TypeVar, overload
 
 import torch
 from torch.autograd.function import FunctionCtx
 from torch.compiler import is_dynamo_compiling
+from typing_extensions import TypeIs
 
 from amp_script.errors import CustomFunctionError
 
@@ -35,7 +36,15 @@ except ModuleNotFoundError:
 else:
     _WHOLE = (str, bytes, ndarray)
 
-F = TypeVar("F", bound=Callable[..., object])
+Function = Callable[..., object]
+F = TypeVar("F", bound=Function)
+
+
+class _Context(Protocol):
+    """A context, with the record that lies on it."""
+
+    _dtype: torch.dtype
+    _fwd_used_autocast: bool
 
 
 @overload
@@ -44,7 +53,9 @@ def custom_fwd(fwd: F, *, device_type: str, cast_inputs: torch.dtype | None = No
 def custom_fwd(
     fwd: None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
 ) -> Callable[[F], F]: ...
-def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: torch.dtype | None = None) -> Any:
+def custom_fwd(
+    fwd: Function | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
+) -> object:
     """Decorate the ``forward`` of a custom autograd function, for :func:`custom_bwd` to follow.
 
     It may also decorate the function of a ``torch.library.custom_op``, and a ``setup_context``,
@@ -70,10 +81,10 @@ def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: torch.dtype | 
         body.f_locals.setdefault("_record_autocast_in_setup_context", record)
 
     @functools.wraps(fwd)
-    def decorated(*args: Any, **kwargs: Any) -> Any:
+    def decorated(*args: object, **kwargs: object) -> object:
         enabled = torch.is_autocast_enabled(device_type)
         context = args[0] if args else kwargs.get("ctx")
-        if isinstance(context, FunctionCtx) or hasattr(context, "save_for_backward"):
+        if _is_context(context):
             _record(context, device_type, cast_inputs)
         elif not is_dynamo_compiling():
             _record_for_operator(sys._getframe(1), device_type, cast_inputs)
@@ -81,8 +92,8 @@ def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: torch.dtype | 
             return fwd(*args, **kwargs)
         with torch.autocast(device_type, enabled=False):
             return fwd(
-                *_cast(args, device_type, cast_inputs),
-                **_cast(kwargs, device_type, cast_inputs),
+                *(_cast(value, device_type, cast_inputs) for value in args),
+                **{name: _cast(value, device_type, cast_inputs) for name, value in kwargs.items()},
             )
 
     return decorated
@@ -92,7 +103,7 @@ def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: torch.dtype | 
 def custom_bwd(bwd: F, *, device_type: str) -> F: ...
 @overload
 def custom_bwd(bwd: None = None, *, device_type: str) -> Callable[[F], F]: ...
-def custom_bwd(bwd: Any = None, *, device_type: str) -> Any:
+def custom_bwd(bwd: Function | None = None, *, device_type: str) -> object:
     """Decorate the ``backward`` of a custom autograd function, to run as its forward did.
 
     Args:
@@ -108,11 +119,12 @@ def custom_bwd(bwd: Any = None, *, device_type: str) -> Any:
         return functools.partial(custom_bwd, device_type=device_type)
 
     @functools.wraps(bwd)
-    def decorated(*args: Any, **kwargs: Any) -> Any:
-        enabled = getattr(args[0], "_fwd_used_autocast", None)
-        if enabled is None:
+    def decorated(*args: object, **kwargs: object) -> object:
+        context = args[0]
+        if not _has_record(context):
             raise CustomFunctionError(bwd.__qualname__)
-        with torch.autocast(device_type, enabled=enabled, dtype=args[0]._dtype):
+        enabled, dtype = context._fwd_used_autocast, context._dtype
+        with torch.autocast(device_type, enabled=enabled, dtype=dtype):
             return bwd(*args, **kwargs)
 
     return decorated
@@ -123,7 +135,15 @@ def _check(device_type: object) -> None:
         raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
 
 
-def _record(context: Any, device_type: str, cast_inputs: torch.dtype | None) -> None:
+def _is_context(value: object) -> TypeIs[_Context]:
+    return isinstance(value, FunctionCtx) or hasattr(value, "save_for_backward")
+
+
+def _has_record(value: object) -> TypeIs[_Context]:
+    return getattr(value, "_fwd_used_autocast", None) is not None
+
+
+def _record(context: _Context, device_type: str, cast_inputs: torch.dtype | None) -> None:
     """Record on a context the state that its forward runs in: off, if its inputs are cast."""
     enabled = torch.is_autocast_enabled(device_type)
     context._dtype = torch.get_autocast_dtype(device_type)
@@ -142,10 +162,13 @@ def _record_for_operator(
     """
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
         context = frame.f_locals.get("ctx")
-        if isinstance(context, FunctionCtx):
+        if _is_context(context):
             _record(context, device_type, cast_inputs)
             return
         frame = frame.f_back
+
+
+_SETUP = "setup_context"
 
 
 class _RecordInSetupContext:
@@ -154,19 +177,20 @@ class _RecordInSetupContext:
     def __init__(self, device_type: str, cast_inputs: torch.dtype | None) -> None:
         self._arguments = device_type, cast_inputs
 
-    def __set_name__(self, function: Any, name: str) -> None:
+    def __set_name__(self, function: type, name: str) -> None:
         """Decorate the ``setup_context`` of a class that was just made, and leave nothing else."""
         delattr(function, name)
-        setup_context = getattr(function, "setup_context", None)
+        setup_context = getattr(function, _SETUP, None)
         if setup_context not in (None, torch.autograd.Function.setup_context):
-            function.setup_context = staticmethod(_recording(setup_context, *self._arguments))
+            recording = _recording(setup_context, *self._arguments)
+            setattr(function, _SETUP, staticmethod(recording))
 
 
 def _recording(
-    setup_context: Callable[..., Any], device_type: str, cast_inputs: torch.dtype | None
-) -> Callable[..., Any]:
+    setup_context: Function, device_type: str, cast_inputs: torch.dtype | None
+) -> Function:
     @functools.wraps(setup_context)
-    def recording(ctx: Any, inputs: Any, output: Any) -> Any:
+    def recording(ctx: _Context, inputs: object, output: object) -> object:
         _record(ctx, device_type, cast_inputs)
         return setup_context(ctx, inputs, output)
 
@@ -177,7 +201,7 @@ def _is_class_body(frame: FrameType) -> bool:
     return frame.f_locals is not frame.f_globals and "__qualname__" in frame.f_locals
 
 
-def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+def _cast(value: object, device_type: str, dtype: torch.dtype) -> object:
     """Return ``value`` with its eligible tensors cast, however deep they lie in containers.
 
     A tuple or list keeps its type, a mapping becomes a dict, and another iterable is iterated over,
@@ -199,8 +223,7 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         }
     if isinstance(value, Iterable):
         items = (_cast(item, device_type, dtype) for item in value)
-        if isinstance(value, tuple) and hasattr(value, "_make"):
-            named: Any = value
-            return named._make(items)
-        return type(value)(items) if isinstance(value, (list, tuple)) else items
+        if isinstance(value, tuple):
+            return getattr(value, "_make", type(value))(items)
+        return type(value)(items) if isinstance(value, list) else items
     return value

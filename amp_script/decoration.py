@@ -13,17 +13,24 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
-from amp_script.twin import decorate_function
+from typing_extensions import Never
+
+from amp_script.twin import Function, Region, decorate_function, refuse
 
 __all__ = ["decorate"]
 
-F = TypeVar("F", bound=Callable[..., object])
-Function = Callable[..., Any]
-Region = AbstractContextManager[object, bool | None]
+F = TypeVar("F", bound=Function)
+
+
+class _Steps(Protocol):
+    """A generator, or a coroutine."""
+
+    def send(self, value: object, /) -> object: ...
+    def throw(self, error: BaseException, /) -> object: ...
 
 
 def decorate(region: Region, func: F) -> F:
@@ -38,13 +45,12 @@ def decorate(region: Region, func: F) -> F:
     Raises:
         TypeError: ``func`` cannot be called.
     """
-    decorated: F = _decorate(region, func)
-    return decorated
+    return _decorate(region, func)  # type: ignore[return-value]  # wrapped, so of the same type
 
 
-def _decorate(region: Region, func: Any) -> Any:
+def _decorate(region: Region, func: object) -> object:
     if isinstance(func, (staticmethod, classmethod)):
-        return type(func)(_decorate(region, func.__func__))
+        return type(func)(_decorate(region, func.__func__))  # type: ignore[arg-type]  # as func's
     if not callable(func):
         raise TypeError(
             f"autocast()(func) requires a callable, but got {type(func).__name__}. "
@@ -54,33 +60,38 @@ def _decorate(region: Region, func: Any) -> Any:
         )
     for is_kind, decorate_kind in _KINDS:
         if is_kind(func) or is_kind(type(func).__call__):
-            decorated = decorate_kind(region, func)
-            decorated.__script_unsupported = "TorchScript has no generators and no coroutines"
-            return decorated
+            decorated = decorate_kind(region, func)  # type: ignore[arg-type]  # of this kind
+            return refuse(decorated, "TorchScript has no generators and no coroutines")
     return decorate_function(region, func)
 
 
-def _decorate_generator(region: Region, func: Function) -> Any:
+def _decorate_generator(
+    region: Region, func: Callable[..., Generator[object, object, object]]
+) -> Function:
     in_region = functools.wraps(func)(_stepwise(region, func))
     flags = getattr(getattr(func, "__code__", None), "co_flags", 0)
     return types.coroutine(in_region) if flags & inspect.CO_ITERABLE_COROUTINE else in_region
 
 
-def _decorate_coroutine(region: Region, func: Function) -> Any:
-    steps = types.coroutine(_stepwise(region, func))
+def _decorate_coroutine(
+    region: Region, func: Callable[..., Coroutine[object, object, object]]
+) -> Function:
+    steps: Callable[..., Awaitable[object]] = types.coroutine(_stepwise(region, func))
 
     @functools.wraps(func)
-    async def in_region(*args: Any, **kwargs: Any) -> Any:
+    async def in_region(*args: object, **kwargs: object) -> object:
         return await steps(*args, **kwargs)
 
     return in_region
 
 
-def _decorate_async_generator(region: Region, func: Function) -> Any:
-    steps = types.coroutine(_stepwise(region, lambda step: step))
+def _decorate_async_generator(
+    region: Region, func: Callable[..., AsyncGenerator[object, object]]
+) -> Function:
+    steps: Callable[..., Awaitable[object]] = types.coroutine(_stepwise(region, lambda step: step))
 
     @functools.wraps(func)
-    async def in_region(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+    async def in_region(*args: object, **kwargs: object) -> AsyncGenerator[object, object]:
         with region, _unseen_by_the_event_loop():
             body = func(*args, **kwargs)
             step = body.asend(None)
@@ -99,14 +110,16 @@ def _decorate_async_generator(region: Region, func: Function) -> Any:
     return in_region
 
 
-_KINDS: tuple[tuple[Callable[[object], bool], Callable[[Region, Function], Any]], ...] = (
+_KINDS: tuple[tuple[Callable[[object], bool], Callable[[Region, Never], Function]], ...] = (
     (inspect.isasyncgenfunction, _decorate_async_generator),
     (inspect.iscoroutinefunction, _decorate_coroutine),
     (inspect.isgeneratorfunction, _decorate_generator),
 )
 
 
-def _stepwise(region: Region, start: Function) -> Callable[..., Generator[Any, Any, Any]]:
+def _stepwise(
+    region: Region, start: Callable[..., _Steps]
+) -> Callable[..., Generator[object, object, object]]:
     """Return a generator function that runs what ``start`` returns, each step in ``region``.
 
     What is sent and thrown goes through to it, and what it yields, raises and returns comes back,
@@ -114,25 +127,25 @@ def _stepwise(region: Region, start: Function) -> Callable[..., Generator[Any, A
 
     Args:
         region: entered for each step.
-        start: returns a generator, or a coroutine, or what else has ``send`` and ``throw``.
+        start: makes what is run.
     """
 
-    def in_region(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+    def in_region(*args: object, **kwargs: object) -> Generator[object, object, object]:
         with region:
             body = start(*args, **kwargs)
-        step, argument = body.send, None
+        step = functools.partial(body.send, None)
         while True:
             try:
                 with region:
-                    value = step(argument)
+                    value = step()
             except StopIteration as stop:
                 return stop.value
             try:
-                argument = yield value
+                sent = yield value
             except BaseException as thrown:
-                step, argument = body.throw, thrown
+                step = functools.partial(body.throw, thrown)
             else:
-                step = body.send
+                step = functools.partial(body.send, sent)
 
     return in_region
 

@@ -13,7 +13,6 @@ Private names used here, tried on torch 2.6, 2.13 and 2.14: ``_enter_autocast`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
@@ -32,7 +31,7 @@ def record_exit() -> None:
     _record(_exit_autocast, ())
 
 
-def _record(function: Callable[..., Any], args: tuple[object, ...]) -> None:
+def _record(function: Callable[..., object], args: tuple[object, ...]) -> None:
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # torch's own
     for mode in modes:
         if isinstance(mode, PreDispatchTorchFunctionMode):

@@ -24,16 +24,16 @@ import tokenize
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch._jit_internal import _qualified_name
 
 from amp_script.errors import DecoratorError
 
-__all__ = ["decorate_function"]
+__all__ = ["Function", "Region", "decorate_function", "refuse"]
 
-Function = Callable[..., Any]
+Function = Callable[..., object]
 Region = AbstractContextManager[object, bool | None]
 
 _REGION_NAMES = tuple(
@@ -64,7 +64,7 @@ def make({names}):
 """
 
 
-def decorate_function(region: Region, func: Function) -> Any:
+def decorate_function(region: Region, func: Function) -> Function:
     """Return a function that calls ``func`` in ``region``, and that TorchScript compiles so.
 
     Args:
@@ -88,28 +88,36 @@ def decorate_function(region: Region, func: Function) -> Any:
     }
     in_region_code, twin_code = _codes(tuple(cells))
 
-    in_region: Any = _function(_placed(in_region_code, original), cells, original, func)
+    in_region = _function(_placed(in_region_code, original), cells, original, func)
     twin = _function(_with_source(twin_code, original, line), cells, original, func)
-    del twin.__wrapped__
-    twin.__signature__ = inspect.signature(func)
-    in_region.__wrapped__ = twin
-    if refusal:
-        in_region.__script_unsupported = refusal
-    return in_region
+    del twin.__dict__["__wrapped__"]
+    twin.__dict__["__signature__"] = inspect.signature(func)
+    in_region.__dict__["__wrapped__"] = twin
+    return refuse(in_region, refusal) if refusal else in_region
+
+
+def refuse(function: Function, reason: str) -> Function:
+    """Have TorchScript refuse a function, and return it.
+
+    Args:
+        function: one that takes attributes.
+        reason: what TorchScript's error says.
+    """
+    vars(function)["__script_unsupported"] = reason
+    return function
 
 
 def _decorate_other(region: Region, func: Function) -> Function:
     @functools.wraps(func)
-    def in_region(*args: Any, **kwargs: Any) -> Any:
+    def in_region(*args: object, **kwargs: object) -> object:
         with region:
             return func(*args, **kwargs)
 
-    unsupported: Any = in_region
-    unsupported.__script_unsupported = (
+    return refuse(
+        in_region,
         f"autocast decorates a {_name(type(func))} here, and TorchScript needs the source of a "
-        "function: decorate the function that does the work, such as a module's forward"
+        "function: decorate the function that does the work, such as a module's forward",
     )
-    return in_region
 
 
 def _refusal(region: Region) -> str | None:
@@ -137,8 +145,9 @@ def _refusing(reason: str | None) -> Function:
     return refuse
 
 
-def _with_line(region: Any) -> str:
+def _with_line(region: Region) -> str:
     """Return the line that makes and enters ``region``, in literals: TorchScript has no others."""
+    assert isinstance(region, torch.amp.autocast_mode.autocast)  # others have a refusal
     dtype = str(region.fast_dtype).removeprefix("torch.")
     arguments = f"{region.device!r}, AMP_SCRIPT_TORCH.{dtype}, {region._enabled}"
     return f"with AMP_SCRIPT_TORCH.autocast({arguments}):"
@@ -155,10 +164,9 @@ def _codes(names: tuple[str, ...]) -> tuple[types.CodeType, types.CodeType]:
     # names that are added to the closure stand first in it, in the order in which torch's stand.
     args, kwargs = (f"amp_script_{n}" if n in names else n for n in ("args", "kwargs"))
     code = _CODE.format(names=", ".join(names), args=args, kwargs=kwargs)
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Callable[..., tuple[types.CodeType, types.CodeType]]] = {}
     exec(compile(code, __file__, "exec"), namespace)
-    codes: tuple[types.CodeType, types.CodeType] = namespace["make"](*names)
-    return codes
+    return namespace["make"](*names)
 
 
 def _function(
@@ -166,7 +174,7 @@ def _function(
     cells: dict[str, types.CellType],
     original: types.FunctionType,
     func: Function,
-) -> Any:
+) -> types.FunctionType:
     closure = tuple(cells[name] for name in code.co_freevars)
     made = types.FunctionType(code, original.__globals__, func.__name__, None, closure)
     functools.update_wrapper(made, func)
