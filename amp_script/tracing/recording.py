@@ -32,6 +32,7 @@ from amp_script.lowering.composites.tracing import trace_composites
 from amp_script.lowering.functions import CALLS, name_of
 from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.tracer import value_trace
+from amp_script.tracing.origins import named_frames
 from amp_script.untouched import tensors_of
 
 _C: Any = torch._C  # torch's stubs lack most of what is used here
@@ -61,6 +62,7 @@ class Recorder:
     def __init__(
         self, model: object, modules: Sequence[nn.Module], preserved: Sequence[str] = ()
     ) -> None:
+        self._model = model
         methods = [name for name in preserved if inspect.ismethod(getattr(model, name, None))]
         if isinstance(model, nn.Module) and (methods or _has_exports(model)):
             self._module = _compiled(model, methods)
@@ -126,7 +128,12 @@ class Recorder:
         def traced(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return tuple(map(_recorded, run(*tensors)))
 
-        with self._optional_aside(), trace_composites(), lowered_script_calls() as scripted:
+        with (
+            self._optional_aside(),
+            trace_composites(),
+            lowered_script_calls() as scripted,
+            named_frames(self._model),
+        ):
             self.cpp_module._create_method_from_trace(
                 name, traced, tuple(inputs), lambda value: "", True, False, [], False
             )
