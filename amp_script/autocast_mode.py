@@ -92,7 +92,7 @@ def _autocast_key(device_type: str) -> DispatchKey:
 # TorchScript resolves the annotations of a class's methods as names, without dots.
 _dtype = torch.dtype
 
-_new: Callable[[type], Any] = object.__new__
+_new = object.__new__
 _SETTLED = {name: (_autocast_key(name), dtypes) for name, dtypes in SETTLED.items()}
 
 
@@ -111,7 +111,7 @@ class _Making(type):
             dtype: torch.dtype | None = None,
             enabled: bool = True,
             cache_enabled: bool | None = None,
-        ) -> Any:
+        ) -> autocast:
             region = _new(cls)
             try:
                 region._key, settled = _SETTLED[device_type]
@@ -240,14 +240,15 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
     _cache_enabled: bool
     _key: DispatchKey
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Give Dynamo a region of torch's own; eager code does not come here."""
         if is_dynamo_compiling():
-            return region_in_compiled_code(cls is not autocast, *args, **kwargs)  # type: ignore[return-value]  # as torch's
+            # As torch's; the arguments are those of __init__, or of a subclass, which is refused.
+            return region_in_compiled_code(cls is not autocast, *args, **kwargs)  # type: ignore[return-value, arg-type]
         return object.__new__(cls)
 
     @_drop
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Leave a subclass its own arguments, and have TorchScript refuse it: it would not cast."""
         super().__init_subclass__(**kwargs)
         cls._jit_override_qualname = f"__torch__.{cls.__module__}.{cls.__name__}"
@@ -302,7 +303,7 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
         return self
 
     @_compiled_from(_scripted_exit)
-    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> Literal[False]:
+    def __exit__(self, exc_type: object, exc_val: object, exc_tb: object) -> Literal[False]:
         """Leave the region, and put back what its last entry in this thread found."""
         try:
             entries = _stack.entries
@@ -322,12 +323,12 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
         return False
 
     @_drop
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out the dispatch key: in another torch its number is another."""
         return {name: value for name, value in vars(self).items() if name != "_key"}
 
     @_drop
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Take what ``__getstate__`` gave."""
         vars(self).update(state)
         self._key = _autocast_key(self.device)
@@ -342,7 +343,7 @@ class autocast(torch.amp.autocast_mode.autocast, metaclass=_Making):  # noqa: N8
         return decorate(self, func)
 
 
-def autocast_decorator(instance: AbstractContextManager[Any, bool | None], func: F) -> F:
+def autocast_decorator(instance: AbstractContextManager[object, bool | None], func: F) -> F:
     """Return ``func`` with its body in the region ``instance``, as ``instance(func)`` does.
 
     Args:
