@@ -3,6 +3,7 @@
 from amp_script.artifact import load, save
 from amp_script.autocast_mode import autocast, autocast_decorator, is_autocast_available
 from amp_script.autograd import custom_bwd, custom_fwd
+from amp_script.float32_blocks import keep_float32
 from amp_script.jit_state import jit_autocast_pass
 from amp_script.scripting import lower, script
 from amp_script.stubgen import generate_stub
@@ -17,6 +18,7 @@ __all__ = [
     "generate_stub",
     "is_autocast_available",
     "jit_autocast_pass",
+    "keep_float32",
     "load",
     "lower",
     "save",

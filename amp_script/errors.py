@@ -121,6 +121,24 @@ class StructureError(AmpScriptError, TypeError):
         )
 
 
+class SubmoduleError(AmpScriptError, ValueError):
+    """A pattern of submodules' names with which nothing can be done.
+
+    Attributes:
+        pattern: the pattern as it was given.
+        reason: what is wrong with it, and what to do.
+    """
+
+    def __init__(self, pattern: str, reason: str) -> None:
+        self.pattern = pattern
+        self.reason = reason
+        super().__init__(f"keep_float32 pattern {pattern!r}: {reason}")
+
+    def __reduce__(self) -> tuple[type[SubmoduleError], tuple[str, str]]:
+        """Pickle by the parts, so that the error passes between processes."""
+        return type(self), (self.pattern, self.reason)
+
+
 class StubMismatchError(AmpScriptError, TypeError):
     """A script module that is not what a stub class says.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeAlias
 
 __all__ = ["replaced"]
@@ -52,6 +53,7 @@ class _Place:
         self.by_thread: dict[int, list[Replacement]] = {}
         original, by_thread = getattr(owner, name), self.by_thread
 
+        @wraps(original)  # for those who look at its signature
         def chosen(*args: Any, **kwargs: Any) -> Any:
             replacements = by_thread.get(threading.get_ident())
             if replacements:

@@ -17,8 +17,11 @@ import torch
 
 __all__ = ["EXTRA_FILE", "SCHEMA_VERSION", "InputSpec", "Metadata", "Verification"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Version of the JSON layout; a file with a higher one was written by a newer release."""
+
+_ADDED: Final[Mapping[int, Mapping[str, object]]] = {2: {"keep_float32": []}}
+"""Fields that a version added, with what they are in files of the versions before it."""
 
 EXTRA_FILE: Final = "amp_script.json"
 """Name of the extra file in the TorchScript archive."""
@@ -88,6 +91,7 @@ class Metadata:
         inputs: specs of ``forward``'s inputs in order; empty where none are known.
         compute: the plan that the stored graph holds.
         verification: result of the check that was made when the program was, if one was.
+        keep_float32: patterns of the names of submodules that were kept in float32.
         oldest_libtorch: oldest release whose libtorch has every operator of the file, such as
             ``"1.10"``; ``None`` where an operator's age is not known.
         lite_interpreter: whether the lite interpreter takes the file's program.
@@ -101,6 +105,7 @@ class Metadata:
     inputs: tuple[InputSpec, ...] = ()
     compute: Plan = "native"
     verification: Verification | None = None
+    keep_float32: tuple[str, ...] = ()
     oldest_libtorch: str | None = None
     lite_interpreter: bool | None = None
     torch_version: str = torch.__version__
@@ -138,9 +143,18 @@ class Metadata:
                 f"schema version {version} is newer than {SCHEMA_VERSION}, the newest that this "
                 "release of amp-script reads"
             )
-        if version != SCHEMA_VERSION:
+        if version < 1:
             raise ValueError(f"schema version {version} does not exist")
-        return _record(cls, value, "metadata")
+        return _record(cls, _upgraded(value, version), "metadata")
+
+
+def _upgraded(value: Mapping[str, object], version: int) -> dict[str, object]:
+    """What an older release wrote, as this one would have written it."""
+    since = [fields for number, fields in _ADDED.items() if number > version]
+    for name in (name for fields in since for name in fields if name in value):
+        raise ValueError(f"metadata: has unknown {name!r} for schema version {version}")
+    added = {name: default for fields in since for name, default in fields.items()}
+    return {**value, **added, "schema_version": SCHEMA_VERSION}
 
 
 def _plain(value: object) -> object:
@@ -254,6 +268,7 @@ _READERS: Final[Mapping[type, Mapping[str, Callable[[object, str], object]]]] = 
         "inputs": _each(lambda value, path: _record(InputSpec, value, path)),
         "compute": _one_of(_PLANS),
         "verification": _optional(lambda value, path: _record(Verification, value, path)),
+        "keep_float32": _each(_text),
         "oldest_libtorch": _optional(_text),
         "lite_interpreter": _optional(_flag),
         "torch_version": _text,

@@ -39,8 +39,10 @@ __all__ = [
     "forward_source",
     "from_script",
     "leaves",
+    "map_tensors",
     "named_leaves",
     "reconcile",
+    "tensors_in",
     "to_script",
     "unflatten",
 ]
@@ -134,13 +136,12 @@ def flatten(value: object, path: str) -> tuple[list[torch.Tensor], Structure]:
         return [value], TensorLeaf(path)
     if value is None or isinstance(value, (bool, int, float, str)):
         return [], Constant(path, value)
-    opened = next((rule.open(value) for rule in _RULES if rule.matches(value)), None)
+    opened = _open(value)
     if opened is None:
         raise StructureError(path, type(value))
     tensors: list[torch.Tensor] = []
     parts: list[Structure] = []
-    for key, item in zip(opened.keys, opened.values, strict=True):
-        inside = f"{path}.{key}" if opened.kind == "namedtuple" else f"{path}[{key!r}]"
+    for inside, item in opened.named_parts(path):
         found, structure = flatten(item, inside)
         tensors += found
         parts.append(structure)
@@ -176,6 +177,27 @@ def named_leaves(name: str, value: object) -> list[tuple[str, object]]:
         (leaf.path, leaf.value if isinstance(leaf, Constant) else next(remaining))
         for leaf in leaves(structure)
     ]
+
+
+def tensors_in(value: object, path: str) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of any value with their paths; what :func:`flatten` refuses holds none."""
+    if isinstance(value, torch.Tensor):
+        return [(path, value)]
+    opened = _open(value, any_keys=True)
+    parts = [] if opened is None else opened.named_parts(path)
+    return [found for inside, item in parts for found in tensors_in(item, inside)]
+
+
+def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    """A value with its tensors changed; what holds none that changes is the same object still."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    opened = _open(value, any_keys=True)
+    if opened is None:
+        return value
+    parts = [map_tensors(part, change) for part in opened.values]
+    kept = all(new is old for new, old in zip(parts, opened.values, strict=True))
+    return value if kept else opened.rebuild(parts)
 
 
 def reconcile(eager: Structure, traced: Structure) -> Structure:
@@ -271,10 +293,24 @@ class _Opened(NamedTuple):
     values: Sequence[object]
     rebuild: Callable[[Sequence[object]], object]
 
+    def named_parts(self, path: str) -> list[tuple[str, object]]:
+        """The parts with their paths, this container's being ``path``."""
+        form = "{}.{}" if self.kind == "namedtuple" else "{}[{!r}]"
+        names = (form.format(path, key) for key in self.keys)
+        return list(zip(names, self.values, strict=True))
+
 
 class _Rule(NamedTuple):
     matches: Callable[[object], bool]
     open: Callable[[object], _Opened | None]
+
+
+def _open(value: object, *, any_keys: bool = False) -> _Opened | None:
+    """Take a container apart, one level; a mapping whose keys are no strings only on demand."""
+    opened = next((rule.open(value) for rule in _RULES if rule.matches(value)), None)
+    if opened is None and any_keys and isinstance(value, Mapping):
+        return _open_any_mapping(value)
+    return opened
 
 
 def _open_named_tuple(value: object) -> _Opened | None:
@@ -301,9 +337,11 @@ def _open_list(value: object) -> _Opened | None:
 
 def _open_mapping(value: object) -> _Opened | None:
     assert isinstance(value, Mapping)
+    return _open_any_mapping(value) if all(isinstance(key, str) for key in value) else None
+
+
+def _open_any_mapping(value: Mapping[Any, object]) -> _Opened:
     keys = tuple(value)
-    if not all(isinstance(key, str) for key in keys):
-        return None
 
     def rebuild(parts: Sequence[object]) -> object:
         changed = copy.copy(value)

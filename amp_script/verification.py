@@ -19,6 +19,7 @@ from torch import nn
 
 from amp_script.calls import Call, Inputs
 from amp_script.errors import VerificationError
+from amp_script.float32_blocks import Float32Blocks
 from amp_script.frozen import FrozenModule
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.metadata import Metadata
@@ -165,7 +166,8 @@ def verify(
     """Compare a program with the model that it was made from.
 
     An output passes if its bits are eager autocast's or, unless ``exact``, if its distance to
-    float32 is at most 1.05 times eager autocast's.
+    float32 is at most 1.05 times eager autocast's. Submodules that were kept in float32 when a
+    frozen program was made are kept in the reference too.
 
     Args:
         module: what ``trace_and_freeze``, ``load`` or ``script`` returned, or another ScriptModule.
@@ -181,6 +183,7 @@ def verify(
     Raises:
         VerificationError: an output does not pass; holds the report.
         TracingError: the inputs do not fit the reference.
+        SubmoduleError: the reference lacks the submodules that were kept in float32.
     """
     metadata = (
         module.metadata if isinstance(module, FrozenModule) else Metadata("scripted", None, "cpu")
@@ -188,7 +191,8 @@ def verify(
     region = Region.resolve(device_type or metadata.device, dtype or metadata.dtype)
     call = Call.bind(reference, inputs, kwargs)
     at_border = call.at_border({spec.name: spec.dtype for spec in metadata.inputs})
-    with torch.no_grad(), jit_autocast_pass(False), shield():
+    kept = Float32Blocks.select(reference, metadata.keep_float32)
+    with torch.no_grad(), jit_autocast_pass(False), shield(), kept.enter():
         expectation = expect(reference, call.rounded_by(at_border), region)
         return judge(module, at_border, expectation, output_dtype=output_dtype, exact=exact)
 

@@ -245,7 +245,7 @@ def _without_code(path: Path, artifact: Path) -> None:
         (_plain_torchscript, "not written by amp-script: it has no metadata.*torch.jit.load"),
         (_cut_short, "no TorchScript archive, or cut short"),
         (_flipped_weight, "damaged: model/constants/"),
-        (_newer_schema, "schema version 2 is newer than 1"),
+        (_newer_schema, f"schema version {SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}"),
         (_metadata_no_json, "unreadable metadata"),
         (_without_code, "cannot be loaded"),
     ],

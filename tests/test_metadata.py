@@ -33,6 +33,7 @@ METADATA = st.builds(
     inputs=st.lists(INPUTS, max_size=3).map(tuple),
     compute=st.sampled_from(["native", "upcast"]),
     verification=st.none() | st.builds(Verification, st.booleans(), NUMBERS, NUMBERS, NUMBERS),
+    keep_float32=st.lists(st.text(), max_size=3).map(tuple),
     oldest_libtorch=st.none() | st.text(),
     lite_interpreter=st.none() | st.booleans(),
     torch_version=st.text(),
@@ -59,6 +60,16 @@ def test_a_number_that_json_lacks_becomes_none() -> None:
     )
     read = Metadata.from_json(metadata.to_json()).verification
     assert read == Verification(False, None, None, 0.5)
+
+
+def test_what_the_first_version_wrote_is_read() -> None:
+    document = json.loads(_example().to_json())
+    del document["keep_float32"]
+    document["schema_version"] = 1
+    assert Metadata.from_json(json.dumps(document)) == _example()
+    document["keep_float32"] = []
+    with pytest.raises(ValueError, match="unknown 'keep_float32' for schema version 1"):
+        Metadata.from_json(json.dumps(document))
 
 
 def _example() -> Metadata:
@@ -93,7 +104,10 @@ def _without(name: str) -> str:
         ("[" * 100_000, "nested too deeply"),
         ('{"schema_version": 1, "schema_version": 1}', "a key appears twice"),
         (_with(["verification", "ulps"], float("nan")), "NaN is not a number"),
-        (_with(["schema_version"], SCHEMA_VERSION + 1), "newer than 1, the newest that this"),
+        (
+            _with(["schema_version"], SCHEMA_VERSION + 1),
+            f"newer than {SCHEMA_VERSION}, the newest that this",
+        ),
         (_with(["schema_version"], 0), "schema version 0 does not exist"),
         (_with(["schema_version"], True), "schema_version: expected an integer, found True"),
         (_with(["schema_version"], "1"), "schema_version: expected an integer"),

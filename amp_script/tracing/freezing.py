@@ -32,6 +32,7 @@ from amp_script.errors import (
     TracingWarning,
     VerificationError,
 )
+from amp_script.float32_blocks import Float32Blocks
 from amp_script.frozen import FrozenModule
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.lowering import lower_graph
@@ -85,6 +86,7 @@ def trace_and_freeze(
     output_dtype: torch.dtype | None = None,
     preserved_attrs: Sequence[str] = (),
     check_inputs: Iterable[Inputs] = (),
+    keep_float32: Sequence[str] = (),
     verify: bool = True,
 ) -> TypedFrozenModule[P, R]: ...
 
@@ -103,6 +105,7 @@ def trace_and_freeze(
     output_dtype: torch.dtype | None = None,
     preserved_attrs: Sequence[str] = (),
     check_inputs: Iterable[Inputs] = (),
+    keep_float32: Sequence[str] = (),
     verify: bool = True,
 ) -> TypedFrozenModule[P, R]: ...
 
@@ -120,6 +123,7 @@ def trace_and_freeze(
     output_dtype: torch.dtype | None = None,
     preserved_attrs: Sequence[str] = (),
     check_inputs: Iterable[Inputs] = (),
+    keep_float32: Sequence[str] = (),
     verify: bool = True,
 ) -> FrozenModule:
     """Trace a model under autocast and freeze it.
@@ -150,6 +154,10 @@ def trace_and_freeze(
             it was traced is held fast. Methods are compiled by scripting and lowered for the
             region; exported ones stay anyway.
         check_inputs: more inputs, in other sizes, on which the program must do as the model does.
+        keep_float32: dotted names of submodules, or patterns such as ``"encoder.layer.3.*"``, that
+            run as if their ``forward`` were in a block with ``autocast(enabled=False)``, inputs
+            of lower precision cast to float32; see :func:`amp_script.keep_float32`. What the
+            program is compared with is eager autocast with the same submodules kept.
         verify: compare the program with eager autocast on the example.
 
     Returns:
@@ -158,6 +166,7 @@ def trace_and_freeze(
     Raises:
         TracingError: the model or an input cannot be traced exactly; says what to change.
         StructureError: an input or output is no structure of tensors.
+        SubmoduleError: a pattern in ``keep_float32`` keeps nothing, or what cannot be kept.
         VerificationError: the program is not what eager autocast is; holds the report.
 
     Warns:
@@ -191,11 +200,12 @@ def trace_and_freeze(
         for inputs in check_inputs
     ]
     _require_traceable(model, call, region)
+    kept = Float32Blocks.select(model, keep_float32)
     border = {
         path: border_dtype(tensor.dtype, input_dtype)
         for path, tensor in zip(call.paths, call.tensors, strict=True)
     }
-    freezing = _Freezing(model, region, border, output_dtype, tuple(preserved_attrs), compute)
+    freezing = _Freezing(model, region, border, output_dtype, tuple(preserved_attrs), compute, kept)
     with _as_if_nothing_ran(model, region):
         return freezing.run(call, checks, fold=fold_batch_norm, verify=verify)
 
@@ -247,6 +257,7 @@ class _Freezing:
     output_dtype: torch.dtype | None
     preserved: tuple[str, ...]
     compute: Compute
+    kept: Float32Blocks
 
     def run(self, call: Call, checks: Sequence[Call], *, fold: bool, verify: bool) -> FrozenModule:
         recording = self.record(call)
@@ -309,7 +320,7 @@ class _Freezing:
             if "Cannot insert a Tensor that requires grad" not in str(error):
                 raise
         # The model reads parameters that no module has registered, such as those of a plain list.
-        with self.region.enter():
+        with self.kept.enter(), self.region.enter():
             recorder.attach(tensors_with_grad(lambda: call.run(self.model, call.fresh())))
         return self.record_attached(recorder, name, call)
 
@@ -330,17 +341,20 @@ class _Freezing:
 
         with (
             seeded(self.region.device_type),
+            self.kept.enter() as ran,
             stand_in_for_missing_kernels(self.region),
             python_operators_as_their_bodies(self.region),
             self.region.enter(),
         ):
             recorder.record(name, run, call.fresh())
+        if name == _WITHOUT_GRAD:  # the other path may be without some of the model's calls
+            self.kept.require_ran(ran)
         structure, dtypes = found[-1]
         return self.with_numbers(structure, call) if may_be_numbers else structure, dtypes
 
     def with_numbers(self, structure: Structure, call: Call) -> Structure:
         """Tell sizes that the model returns, which are tensors while recording, from tensors."""
-        with untouched(modules_of(self.model)), self.region.enter():
+        with untouched(modules_of(self.model)), self.kept.enter(), self.region.enter():
             _, eager = flatten(call.run(self.model, call.fresh()), "output")
         return reconcile(eager, structure)
 
@@ -365,7 +379,11 @@ class _Freezing:
             inputs = self.border if name == "forward" else {}
             self.tidy(frozen._c._get_method(name).graph, inputs, foreign)
         metadata = Metadata(
-            "frozen", self.region.dtype, self.region.device_type, self.inputs(calls)
+            "frozen",
+            self.region.dtype,
+            self.region.device_type,
+            self.inputs(calls),
+            keep_float32=self.kept.patterns,
         )
         return FrozenModule.wrap(frozen, metadata, compute=self.compute), folded
 
@@ -424,7 +442,8 @@ class _Freezing:
         reports = []
         for grad in (False, True)[: len(recording.variants)]:
             with torch.set_grad_enabled(grad):
-                expected = expect(self.model, call.rounded_by(at_border), self.region)
+                with self.kept.enter():
+                    expected = expect(self.model, call.rounded_by(at_border), self.region)
                 report = judge(
                     program,
                     at_border,
