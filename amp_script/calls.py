@@ -116,11 +116,17 @@ class Call:
 
     def run(self, model: Callable[..., object], tensors: Iterable[torch.Tensor]) -> object:
         """Call a model with these arguments, other tensors in the place of these."""
-        remaining = iter(tensors)
+        args, kwargs = self.arguments(tensors)
+        return model(*args, **kwargs)
+
+    def arguments(
+        self, tensors: Iterable[torch.Tensor] | None = None
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The positional and the keyword arguments, with other tensors if any are given."""
+        remaining = iter(self.tensors if tensors is None else tensors)
         values = [unflatten(part, remaining) for part in self.parameters.values()]
-        named = dict(zip(self.parameters, values, strict=True))
-        keywords = list(self.parameters)[self.positional :]
-        return model(*values[: self.positional], **{name: named[name] for name in keywords})
+        named = list(zip(self.parameters, values, strict=True))
+        return tuple(values[: self.positional]), dict(named[self.positional :])
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ def test_the_library_depends_on_torch_and_typing_extensions_alone(about: Message
     assert core == {"torch", "typing-extensions"}
     assert about["Requires-Python"] == ">=3.10"
     assert about["License-Expression"] == "BSD-3-Clause"
-    assert set(about.get_all("Provides-Extra", [])) == {"cli", "dev", "docs", "examples"}
+    assert set(about.get_all("Provides-Extra", [])) == {"cli", "dev", "docs", "examples", "plot"}
 
 
 def test_the_wheel_brings_the_command(wheel: zipfile.ZipFile) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: Final = ("freeze", "lower", "verify", "doctor", "stubgen", "stubs")
+COMMANDS: Final = ("freeze", "lower", "verify", "bench", "doctor", "stubgen", "stubs")
 """Names of the commands, in the order in which the help lists them."""
 
 

@@ -4,13 +4,17 @@ error. Progress appears on a terminal only, so that a pipe or a log gets no more
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
-__all__ = ["error", "line", "size", "step", "table", "warning"]
+__all__ = ["error", "grid", "line", "progress", "size", "step", "table", "warning"]
 
 
 def line(text: str) -> None:
@@ -28,6 +32,28 @@ def table(rows: Iterable[tuple[str, str]]) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
+    """Print a table with headings; in a pipe its lines are as long as they need to be.
+
+    Args:
+        headings: of the columns.
+        rows: cells, as many as there are headings.
+        right: how many of the last columns hold numbers, which are aligned on the right.
+    """
+    console = Console()
+    shown = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for index, heading in enumerate(headings):
+        number = index >= len(headings) - right
+        shown.add_column(heading, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    console.print(shown, width=None if console.is_terminal else _UNLIMITED)
+
+
+_UNLIMITED = 10_000
+"""Columns of what is no terminal."""
 
 
 def error(text: str) -> None:
@@ -50,6 +76,23 @@ def step(text: str) -> Iterator[None]:
     with console.status(escape(text)):
         yield
     console.print(f"[green]done[/green] {escape(text)}", highlight=False)
+
+
+@contextmanager
+def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar while the block runs, where a person is looking; call what it yields ``total``
+    times.
+    """
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(escape(text), total=total)
+        yield lambda: bar.advance(task)
 
 
 def size(count: int) -> str:

@@ -1,0 +1,484 @@
+"""``amp-script bench``: how fast an artifact is, beside other ways of running the same model."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+
+import amp_script
+from amp_script import compute
+from amp_script.artifact import read_metadata
+from amp_script.calls import Call
+from amp_script.cli import output, targets
+from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
+from amp_script.cli.files import require_free
+from amp_script.cli.inputs import device_of, example_inputs, moved
+from amp_script.cli.targets import ExampleInputs
+from amp_script.errors import AmpScriptError, InputError, TracingError, UsageError
+from amp_script.frozen import FrozenModule
+from amp_script.made_inputs import make_inputs
+from amp_script.regions import Region
+from amp_script.timing import WARM_UP, Times, interleaved
+
+Given = Callable[[], tuple[ExampleInputs, dict[str, object]]]
+
+NAMES: Final = tuple(name for name in CONTESTANTS if name != THIS_FILE)
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `amp-script freeze` wrote.")],
+    model_target: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="TARGET",
+            help="The model that FILE was made from: `package.module:attribute` or "
+            "`path/file.py:attribute`.",
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WAY",
+            help=f"What to compare with, once for each: {', '.join(f'`{name}`' for name in NAMES)}"
+            ", or `all`. With --model, all that is installed if not given.",
+        ),
+    ] = None,
+    input_specs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SPEC",
+            help="An input, once for each, such as `1x3x224x224` or `ids=int64[0,30522):1x128`. "
+            "Without any, inputs are made from what FILE says about its own.",
+        ),
+    ] = None,
+    inputs_target: Annotated[
+        str | None,
+        typer.Option(
+            "--inputs",
+            metavar="MODULE:ATTR",
+            help="Instead of --input: a tensor, a tuple of inputs or a dictionary of inputs by "
+            "parameter name, or a function that returns one.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="Where to run all; FILE's own device if not given."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="How many threads to compute with; torch's own if not given."
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many rounds to time, at most.")
+    ] = 50,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="S", help="For how long to start rounds, of which three run anyway."
+        ),
+    ] = 30,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the times, as `.png`, `.svg` or `.pdf`."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the plot's FILE if it exists.")
+    ] = False,
+) -> None:
+    """Time a frozen file against other ways of running the same model.
+
+    All ways run in one process, one run of each in every round, after runs that warm them up; shown
+    are the median and the middle half of the rounds, and how far the results are from the model's
+    in float32. A way that fails is shown with its error.
+
+    Example: `amp-script bench resnet.pt --model models.py:resnet --against recipe`
+    """
+    names = _names(against, with_model=model_target is not None)
+    if plot is not None:
+        require_free(plot, force)
+        _require_plots(plot)
+    given: Given | None = None
+    if input_specs or inputs_target:
+        given = example_inputs(input_specs or [], inputs_target)
+    with _threads(threads), torch.no_grad():
+        with output.step(f"loading {file}" + (f" and {model_target}" if model_target else "")):
+            setting = _setting(file, device, model_target, given)
+        bench = _run(setting, names, repeats, seconds)
+    if plot is not None:
+        with output.step(f"drawing {plot}"):
+            _draw(bench, plot)
+    _show(bench, as_json=as_json)
+    if THIS_FILE in bench.errors:
+        raise AmpScriptError(f"{file} itself fails: {bench.errors[THIS_FILE]}")
+
+
+def _names(against: Sequence[str] | None, *, with_model: bool) -> list[str]:
+    """Which contestants take part, the file itself first.
+
+    Raises:
+        UsageError: one that is named does not exist, is not installed, or needs the model.
+    """
+    for name in against or []:
+        if name not in (*NAMES, "all"):
+            raise UsageError(f"--against {name}: expected {', '.join(NAMES)} or all")
+        if name != "all" and CONTESTANTS[name].missing():
+            missing = CONTESTANTS[name].missing()
+            raise UsageError(
+                f"--against {name} needs {' and '.join(missing)}, not installed here: "
+                f"pip install {' '.join(missing)}"
+            )
+        if name != "all" and CONTESTANTS[name].needs_model and not with_model:
+            raise UsageError(f"--against {name} runs the model: name it with --model TARGET")
+    if against and "all" not in against:
+        return [THIS_FILE, *dict.fromkeys(against)]
+    possible = [
+        name
+        for name, contestant in CONTESTANTS.items()
+        if not contestant.missing() and (with_model or not contestant.needs_model)
+    ]
+    if against or not with_model:
+        return possible
+    return [name for name in possible if name == THIS_FILE or CONTESTANTS[name].needs_model]
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _setting(
+    file: Path, device: str | None, model_target: str | None, given: Given | None
+) -> Setting:
+    metadata = read_metadata(file)
+    place = device_of(device or metadata.device)
+    program = amp_script.load(file, map_location=place)
+    model = None if model_target is None else targets.load_model(model_target).to(place)
+    names = [argument.name for argument in _schema(program).arguments[1:]]
+    if given is None:
+        of_program, of_model = _made_calls(program, model)
+    else:
+        inputs, kwargs = moved(given(), place)
+        of_model = Call.bind(model or program, inputs, kwargs)
+        args, kwargs = of_model.arguments()
+        of_program = Call.bind(program, {**dict(zip(names, args, strict=False)), **kwargs})
+    return Setting(
+        file=file,
+        device=place,
+        region=Region.resolve(place.type, metadata.dtype),
+        of_program=of_program.at_border({spec.name: spec.dtype for spec in metadata.inputs}),
+        model=model,
+        of_model=of_model,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _schema(program: torch.jit.ScriptModule) -> Any:
+    forward: Any = program.forward
+    return forward.schema
+
+
+def _made_calls(
+    program: torch.jit.ScriptModule, model: torch.nn.Module | None
+) -> tuple[Call, Call]:
+    """The same made inputs for the program, by name, and for the model, as it takes them.
+
+    Raises:
+        UsageError: the file does not say enough about its inputs.
+        TracingError: the model does not take them.
+    """
+    if not isinstance(program, FrozenModule):
+        raise UsageError(
+            "this file says nothing about its inputs; give --input SPEC, once for each, or "
+            "--inputs MODULE:ATTR"
+        )
+    try:
+        made = make_inputs(program)
+    except InputError as error:
+        raise UsageError(f"{error}, with --input or --inputs") from error
+    of_program = Call.bind(program, made)
+    try:
+        return of_program, Call.bind(model or program, made)
+    except TracingError:
+        # Parameters such as *args have names in the program that the model does not know.
+        return of_program, Call.bind(model or program, tuple(made.values()))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured.
+
+    Attributes:
+        setting: what was run.
+        names: the ways, in order.
+        times: of those that ran.
+        errors: of those that failed, in one line.
+        distances: of results to those of the model in float32, relatively; without those that
+            cannot be compared, and empty without the model.
+    """
+
+    setting: Setting
+    names: Sequence[str]
+    times: Mapping[str, Times]
+    errors: Mapping[str, str]
+    distances: Mapping[str, float]
+
+    def ratio(self, name: str) -> float | None:
+        """The median as a multiple of this file's."""
+        if THIS_FILE not in self.times or name not in self.times:
+            return None
+        return self.times[name].median / self.times[THIS_FILE].median
+
+
+def _run(setting: Setting, names: Sequence[str], repeats: int, seconds: float) -> Bench:
+    errors: dict[str, str] = {}
+    runs: dict[str, Run] = {}
+    results: dict[str, object] = {}
+
+    def fails(name: str, error: Exception) -> None:
+        errors[name] = f"{type(error).__name__}: {_gist(error)}"
+
+    for name in names:
+        with output.step(f"preparing {name}"), _others_quiet():
+            try:
+                runs[name] = _synchronised(CONTESTANTS[name].make(setting), setting.device)
+                for _ in range(WARM_UP):
+                    results[name] = runs[name]()
+            except Exception as error:
+                runs.pop(name, None)
+                fails(name, error)
+    distances = _distances(setting, results)
+    gc.collect()
+    with output.progress("timing", repeats) as after_round:
+        times = interleaved(
+            runs,
+            repeats=repeats,
+            warm_up=1,
+            seconds=seconds,
+            after_round=after_round,
+            on_error=fails,
+        )
+    return Bench(setting, names, times, errors, distances)
+
+
+def _synchronised(run: Run, device: torch.device) -> Run:
+    """Let a run end when the device has computed, not when it has been told to."""
+    if device.type == "cpu":
+        return run
+    synchronize = torch.get_device_module(device).synchronize
+
+    def run_to_the_end() -> object:
+        result = run()
+        synchronize()
+        return result
+
+    return run_to_the_end
+
+
+def _distances(setting: Setting, results: Mapping[str, object]) -> dict[str, float]:
+    """How far each result is from float32: the norm of the difference over the norm."""
+    if setting.model is None:
+        return {}
+    call = setting.of_model.in_float32()
+    try:
+        reference = _numbers(call.run(setting.model, call.tensors))
+    except RuntimeError:
+        return {}  # a model in a lower precision, which has no float32 to be compared with
+    norm = float(reference.norm())
+    found = {name: _numbers(result) for name, result in results.items()}
+    return {
+        name: float((numbers - reference).norm()) / (norm or 1.0)
+        for name, numbers in found.items()
+        if numbers.shape == reference.shape
+    }
+
+
+def _numbers(result: Any) -> torch.Tensor:
+    """All floating-point values in a result, of torch or of another runtime, in one dimension."""
+    if isinstance(result, (list, tuple)):
+        parts = [_numbers(part) for part in result]
+    elif isinstance(result, Mapping):
+        parts = [_numbers(part) for part in result.values()]
+    elif isinstance(result, torch.Tensor) or hasattr(result, "__array__"):
+        tensor = torch.as_tensor(result)
+        parts = [tensor.detach().cpu().double().flatten()] if tensor.is_floating_point() else []
+    else:
+        parts = []
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+
+@contextmanager
+def _others_quiet() -> Iterator[None]:
+    """Keep what tracers and exporters say about their work from standard output and from view."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _gist(error: Exception) -> str:
+    """The first line of an error; the last of TorchScript's, which tell their stack before."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "no message"
+    return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
+
+
+# --- showing ---
+
+
+def _show(bench: Bench, *, as_json: bool) -> None:
+    if as_json:
+        output.line(json.dumps(_as_json(bench), indent=1))
+        return
+    output.grid(
+        ("milliseconds", "median", "middle half", "times this file", "from float32"),
+        [_row(bench, name) for name in bench.names],
+        right=4,
+    )
+    output.line("")
+    output.table(_about(bench))
+
+
+def _row(bench: Bench, name: str) -> tuple[str, str, str, str, str]:
+    if name in bench.errors:
+        return name, "failed", "", "", ""
+    times, ratio, distance = bench.times[name], bench.ratio(name), bench.distances.get(name)
+    low, high = times.middle
+    return (
+        name,
+        _milliseconds(times.median),
+        f"{_milliseconds(low)} to {_milliseconds(high)}",
+        "" if ratio is None else f"{ratio:.2f}",
+        "" if distance is None else f"{100 * distance:.2g}%",
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{1000 * seconds:#.3g}" if seconds < 0.0995 else f"{1000 * seconds:.0f}"
+
+
+def _about(bench: Bench) -> Iterator[tuple[str, str]]:
+    for name, error in bench.errors.items():
+        yield f"{name} failed", error
+    for name in bench.names:
+        yield name, CONTESTANTS[name].about
+    setting = bench.setting
+    yield "region", f"{_name(setting.region.dtype)} on {setting.device}"
+    for path, tensor in setting.of_model.named_tensors():
+        sizes = "x".join(map(str, tensor.shape)) or "scalar"
+        yield f"input {path}", f"{_name(tensor.dtype)} {sizes}"
+    yield "threads", str(setting.threads)
+    yield "rounds", str(_rounds(bench))
+    yield "torch", torch.__version__
+    yield "instructions", ", ".join(sorted(compute.describe().processor.instructions))
+
+
+def _rounds(bench: Bench) -> int:
+    return max((len(times.seconds) for times in bench.times.values()), default=0)
+
+
+def _as_json(bench: Bench) -> dict[str, object]:
+    setting = bench.setting
+    return {
+        "file": str(setting.file),
+        "region": {"device": str(setting.device), "dtype": _name(setting.region.dtype)},
+        "inputs": [
+            {"name": path, "dtype": _name(tensor.dtype), "shape": list(tensor.shape)}
+            for path, tensor in setting.of_model.named_tensors()
+        ],
+        "threads": setting.threads,
+        "rounds": _rounds(bench),
+        "torch": torch.__version__,
+        "amp_script": version("amp-script"),
+        "instructions": sorted(compute.describe().processor.instructions),
+        "ways": [_way_as_json(bench, name) for name in bench.names],
+    }
+
+
+def _way_as_json(bench: Bench, name: str) -> dict[str, object]:
+    about: dict[str, object] = {"name": name, "about": CONTESTANTS[name].about}
+    if name in bench.errors:
+        return {**about, "error": bench.errors[name]}
+    times = bench.times[name]
+    return {
+        **about,
+        "median_ms": 1000 * times.median,
+        "middle_half_ms": [1000 * end for end in times.middle],
+        "least_ms": 1000 * times.least,
+        "times_this_file": bench.ratio(name),
+        "distance_to_float32": bench.distances.get(name),
+    }
+
+
+def _require_plots(file: Path) -> None:
+    """Refuse to start what could not be drawn in the end.
+
+    Raises:
+        UsageError: matplotlib is missing, or does not write such files.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            "--plot needs matplotlib, which is not installed: pip install 'amp-script[plot]'"
+        )
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix.lower().removeprefix(".") not in known:
+        raise UsageError(
+            f"--plot {file}: expected a name that ends in .{', .'.join(sorted(known))}"
+        )
+
+
+def _draw(bench: Bench, file: Path) -> None:
+    """Draw the medians as bars, the fastest at the top, each with the middle half of its rounds."""
+    from matplotlib.figure import Figure
+
+    ranked = sorted(bench.times, key=lambda name: bench.times[name].median, reverse=True)
+    medians = [1000 * bench.times[name].median for name in ranked]
+    middles = [[1000 * end for end in bench.times[name].middle] for name in ranked]
+    whiskers = [
+        [median - low for median, (low, _) in zip(medians, middles, strict=True)],
+        [high - median for median, (_, high) in zip(medians, middles, strict=True)],
+    ]
+    figure = Figure(figsize=(7, 1.2 + 0.4 * len(ranked)), layout="constrained")
+    axes = figure.subplots()
+    colors = ["#1f77b4" if name == THIS_FILE else "#b0b7bf" for name in ranked]
+    axes.barh(ranked, medians, xerr=whiskers, color=colors, ecolor="#404040", capsize=3)
+    axes.set_xlabel(
+        f"milliseconds: median and middle half of {_rounds(bench)} rounds, "
+        f"{bench.setting.threads} threads"
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
