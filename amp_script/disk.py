@@ -15,11 +15,11 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
 
-from amp_script.lowering._graph import constant, nodes_of
+from amp_script.lowering._graph import Graph, constant, nodes_of
 
 __all__ = ["require_room", "stored_bytes"]
 
@@ -30,7 +30,17 @@ _PART_BYTES: Final = 512
 """Room for the header and padding of each tensor in the archive."""
 
 
-def stored_bytes(cpp_module: Any, state: Iterable[torch.Tensor] = ()) -> int:
+class _CppMethod(Protocol):
+    @property
+    def inlined_graph(self) -> Graph: ...
+
+
+class _CppModule(Protocol):
+    def _method_names(self) -> list[str]: ...
+    def _get_method(self, name: str) -> _CppMethod: ...
+
+
+def stored_bytes(cpp_module: _CppModule, state: Iterable[torch.Tensor] = ()) -> int:
     """Return how many bytes a module's file has at most.
 
     Args:

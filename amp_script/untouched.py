@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from torch import nn
 from amp_script.errors import TracingError
 
 __all__ = ["modules_of", "seeded", "tensors_of", "untouched"]
+
+_Container: TypeAlias = "list[object] | dict[object, object] | set[object]"
 
 
 def modules_of(model: object) -> list[nn.Module]:
@@ -87,9 +89,9 @@ class _Saved:
     """What one module holds, without the modules inside it."""
 
     module: nn.Module
-    attributes: dict[str, Any]
-    script_attributes: dict[str, Any]
-    containers: list[tuple[Any, Any]]
+    attributes: dict[str, object]
+    script_attributes: dict[str, object]
+    containers: list[tuple[_Container, _Container]]
     tensors: list[tuple[torch.Tensor, torch.Tensor]]
     parameters: list[tuple[str, torch.Tensor, int]]
 
@@ -127,11 +129,10 @@ class _Saved:
         return [(tensor, values) for tensor, values in self.tensors if not tensor.equal(values)]
 
     def _rebound_script_attributes(self) -> list[str]:
-        cpp_module: Any = getattr(self.module, "_c", None)
         return [
             name
             for name, value in self.script_attributes.items()
-            if not _is_still(cpp_module.getattr(name), value)
+            if not _is_still(_cpp_module(self.module).getattr(name), value)
         ]
 
     def _rebound(self) -> bool:
@@ -146,14 +147,9 @@ class _Saved:
             now.clear()
             now.update(self.attributes)
         for container, copy in self.containers:
-            if isinstance(container, list):
-                container[:] = copy
-            else:
-                container.clear()
-                container.update(copy)
+            _refill(container, copy)
         for name in self._rebound_script_attributes():
-            cpp_module: Any = self.module._c
-            cpp_module.setattr(name, self.script_attributes[name])
+            _cpp_module(self.module).setattr(name, self.script_attributes[name])
         with torch.no_grad():
             for tensor, values in self.changed_tensors():
                 tensor.copy_(values)
@@ -167,11 +163,16 @@ class _Saved:
                 )
 
 
-def _script_attributes(module: nn.Module) -> dict[str, Any]:
+def _cpp_module(module: nn.Module) -> Any:
+    """A script module's C++ module, of which torch's stubs lack most."""
+    return module._c
+
+
+def _script_attributes(module: nn.Module) -> dict[str, object]:
     """The attributes of a ScriptModule that its methods name, but parameters and modules."""
     if not isinstance(module, torch.jit.ScriptModule):
         return {}
-    cpp_module: Any = module._c
+    cpp_module = _cpp_module(module)
     graphs = [cpp_module._get_method(name).graph for name in cpp_module._method_names()]
     names = {
         node.s("name")
@@ -184,7 +185,7 @@ def _script_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not isinstance(value, kept)}
 
 
-def _is_still(now: Any, before: Any) -> bool:
+def _is_still(now: object, before: object) -> bool:
     if isinstance(before, torch.Tensor):
         return now is before or (
             isinstance(now, torch.Tensor)
@@ -195,13 +196,25 @@ def _is_still(now: Any, before: Any) -> bool:
     return type(now) is type(before) and bool(now == before)
 
 
-def _differ(container: Any, copy: Any) -> bool:
+def _refill(container: _Container, copy: _Container) -> None:
+    match container, copy:
+        case list(), _:
+            container[:] = copy
+        case set(), _:
+            container.clear()
+            container.update(copy)
+        case dict(), dict():
+            container.clear()
+            container.update(copy)
+
+
+def _differ(container: _Container, copy: _Container) -> bool:
     """Whether a container no longer holds the same objects."""
     if len(container) != len(copy):
         return True
     if isinstance(container, set):
-        return bool(container != copy)
-    if isinstance(container, dict):
+        return container != copy
+    if isinstance(container, dict) and isinstance(copy, dict):
         return any(key not in copy or copy[key] is not value for key, value in container.items())
     return any(a is not b for a, b in zip(container, copy, strict=True))
 

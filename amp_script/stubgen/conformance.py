@@ -232,7 +232,7 @@ def _described_by(like: type) -> Iterator[type]:
         yield owner
 
 
-def _hints(declared: object, owner: type) -> dict[str, Any]:
+def _hints(declared: object, owner: type) -> dict[str, object]:
     """Type hints, with the classes nested in ``owner`` in sight."""
     return get_type_hints(declared, localns=dict(vars(owner)))
 
