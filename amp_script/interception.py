@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 __all__ = ["replaced"]
 
-Replacement: TypeAlias = Callable[..., Any]
+Replacement: TypeAlias = Callable[..., object]
 
 
 @contextmanager
@@ -54,7 +54,7 @@ class _Place:
         original, by_thread = getattr(owner, name), self.by_thread
 
         @wraps(original)  # for those who look at its signature
-        def chosen(*args: Any, **kwargs: Any) -> Any:
+        def chosen(*args: object, **kwargs: object) -> object:
             replacements = by_thread.get(threading.get_ident())
             if replacements:
                 return replacements[-1](original, *args, **kwargs)
