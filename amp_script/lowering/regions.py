@@ -422,7 +422,7 @@ _HANDLERS: dict[str, Callable[[_Walk, Node, list[ProgramState]], bool]] = {
 """What to do with the nodes that may be about a region; False where one is not."""
 
 
-def _known_field(region: Value, index: int) -> Any:
+def _known_field(region: Value, index: int) -> object:
     """A field that is the same constant on both ways of a branch, or None."""
     made_by = region.node()
     if made_by.kind() == "prim::TupleConstruct":

@@ -55,8 +55,8 @@ class LoweredCalls:
         return None if function is None else function.graph
 
     def call(
-        self, original: Callable[..., Any], compiled: Compiled, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], compiled: Compiled, *args: object, **kwargs: object
+    ) -> object:
         """Stand for the ``__call__`` of a compiled function or method."""
         return self._call(
             partial(original, compiled), self._program(compiled), compiled, args, kwargs
@@ -64,23 +64,23 @@ class LoweredCalls:
 
     def call_program(
         self,
-        original: Callable[..., Any],
+        original: Callable[..., object],
         program: Program,
         compiled: Compiled,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> object:
         """Stand for :meth:`Program.call`."""
         return self._call(partial(original, program, compiled), program, compiled, args, kwargs)
 
     def _call(
         self,
-        original: Callable[..., Any],
+        original: Callable[..., object],
         program: Program,
         compiled: Compiled,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> object:
         arguments = _positional(compiled, args, kwargs)
         if arguments is None:
             return original(*args, **kwargs)  # which says what is wrong with them
@@ -111,10 +111,10 @@ _call_function = torch._C.ScriptFunction.__call__
 
 
 def _positional(
-    compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any] | None:
+    compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[object] | None:
     """All arguments in order, the module of a method first; None if they do not fit."""
-    schema: Any = compiled.schema
+    schema: Any = compiled.schema  # torch's stubs take it for a method
     parameters = schema.arguments
     values = list(args)
     if isinstance(compiled, torch._C.ScriptMethod):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from torch import nn
@@ -34,12 +34,14 @@ def named_frames(model: object) -> Iterator[None]:
     those of the module that it runs. Where it runs several, no name says which, and none is kept.
     """
     roots = modules_of(model)
-    frames: dict[int, Callable[..., Any]] = {}
+    frames: dict[int, Callable[..., object]] = {}
     if len(roots) == 1:
         frames = {id(module): _frame(name) for name, module in roots[0].named_modules()}
 
-    def run(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        frame = frames.get(id(module), _forward)
+    def run(
+        original: Callable[..., object], module: nn.Module, *args: object, **kwargs: object
+    ) -> object:
+        frame: Callable[..., object] = frames.get(id(module), _forward)
         return frame(original, module, args, kwargs)
 
     with replaced(nn.Module, "_slow_forward", run):
@@ -47,15 +49,15 @@ def named_frames(model: object) -> Iterator[None]:
 
 
 def _forward(
-    original: Callable[..., Any],
+    original: Callable[..., object],
     module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     return original(module, *args, **kwargs)
 
 
-def _frame(name: str) -> Callable[..., Any]:
+def _frame(name: str) -> Callable[..., object]:
     """:func:`_forward` under the name of a submodule.
 
     The file stays this one, by which source lines and warnings know that it is not the user's.

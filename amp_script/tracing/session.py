@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 import torch
 from torch.jit._trace import TracerWarning
@@ -78,8 +78,8 @@ class _Notes:
         self._converted: torch.Tensor | None = None
 
     def convert(
-        self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Callable[..., object], tensor: torch.Tensor, *args: object, **kwargs: object
+    ) -> object:
         """Stand for a method that makes a Python value."""
         before, self._converted = self._converted, tensor
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -377,7 +375,7 @@ def einsum(equation: str, tensors: List[Tensor], path: Optional[List[int]]) -> T
 """
 
 
-def _einsum_of_two(known: Known) -> Any:
+def _einsum_of_two(known: Known) -> object:
     """Code for the product of two operands whose equation is a constant.
 
     Where no dimension has size 1, the equation tells everything that :func:`_contract` finds out.
