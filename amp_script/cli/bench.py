@@ -118,7 +118,7 @@ def command(
     given: Given | None = None
     if input_specs or inputs_target:
         given = example_inputs(input_specs or [], inputs_target)
-    with _threads(threads), torch.no_grad():
+    with _threads(threads), torch.no_grad(), redirect_stdout(sys.stderr):
         with output.step(f"loading {file}" + (f" and {model_target}" if model_target else "")):
             setting = _setting(file, device, model_target, given)
         bench = _run(setting, names, repeats, seconds)
@@ -183,6 +183,8 @@ def _setting(
         inputs, kwargs = moved(given(), place)
         of_model = Call.bind(model or program, inputs, kwargs)
         args, kwargs = of_model.arguments()
+        if len(args) > len(names):
+            raise UsageError(f"{len(args)} inputs by position: {file} takes {', '.join(names)}")
         of_program = Call.bind(program, {**dict(zip(names, args, strict=False)), **kwargs})
     return Setting(
         file=file,
@@ -331,11 +333,11 @@ def _numbers(result: Any) -> torch.Tensor:
 
 @contextmanager
 def _others_quiet() -> Iterator[None]:
-    """Keep what tracers and exporters say about their work from standard output and from view."""
+    """Keep what tracers and exporters say about their work from view."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -43,13 +43,15 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int =
         right: how many of the last columns hold numbers, which are aligned on the right.
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_UNLIMITED)
     shown = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     for index, heading in enumerate(headings):
         number = index >= len(headings) - right
         shown.add_column(heading, justify="right" if number else "left", overflow="fold")
     for row in rows:
         shown.add_row(*map(Text, row))
-    console.print(shown, width=None if console.is_terminal else _UNLIMITED)
+    console.print(shown)
 
 
 _UNLIMITED = 10_000
