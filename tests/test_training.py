@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import amp_script
+from amp_script.errors import LoweringError
 
 STEPS = 4
 AMBIENT = (None, torch.bfloat16)
@@ -391,3 +392,63 @@ def test_custom_autograd_functions(ambient: torch.dtype | None) -> None:
     scripted = amp_script.script(copy.deepcopy(module))
     x = torch.randn(8, 8)
     assert_same(plainly(scripted, x, ambient), plainly(module, x, ambient))
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        with torch.autocast("cpu", dtype=torch.float16):
+            z = self.second(y)
+        return torch.tanh(z).float() + y
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "grad": lambda module: torch.func.grad(lambda x: module(x).sum())(X),
+    "hessian-free": lambda module: torch.func.grad(
+        lambda x: torch.func.grad(lambda y: module(y).square().sum())(x).sum()
+    )(X),
+    "jacrev": lambda module: torch.func.jacrev(module)(X[:2]),
+    "vjp": lambda module: torch.func.vjp(module, X)[1](torch.ones_like(X)),
+    "jvp": lambda module: torch.func.jvp(module, (X,), (torch.ones_like(X),)),
+}
+X = torch.linspace(-1, 1, 20).reshape(5, 4)
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_torch_func(
+    transform: Callable[[Callable[..., Any]], Any], ambient: torch.dtype | None
+) -> None:
+    torch.manual_seed(0)
+    module = Mixed()
+    scripted = amp_script.script(module)
+    for _ in range(3):
+        with ambient_autocast(ambient):
+            want = transform(module)
+        with ambient_autocast(ambient):
+            got = transform(scripted)
+        assert_same(got, want)
+    # torch.func's own ban on hooks on saved tensors is in force again.
+    with pytest.raises(RuntimeError, match="saved tensor hooks"):
+        torch.func.grad(lambda x: _with_hooks(scripted, x))(X)
+
+
+def _with_hooks(module: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = module(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+        return y.sum()
+
+
+def test_vmap_of_casts_is_refused() -> None:
+    plain, mixed = amp_script.script(nn.Linear(4, 4)), amp_script.script(Mixed())
+    assert_same(torch.func.vmap(plain)(X), torch.func.vmap(nn.Linear.forward, (None, 0))(plain, X))
+    with ambient_autocast(torch.bfloat16), pytest.raises(LoweringError, match=r"torch\.func\.vmap"):
+        torch.func.vmap(plain)(X)
+    with pytest.raises(LoweringError, match=r"torch\.func\.vmap of .*Mixed\.forward"):
+        torch.func.vmap(torch.func.grad(lambda x: mixed(x).sum()))(X)

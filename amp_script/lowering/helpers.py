@@ -18,7 +18,7 @@ from textwrap import indent
 import torch
 
 from .. import policy
-from ._graph import Function, compiled_function
+from ._graph import Function, compiled_function, dtypes_by_code
 
 PREFIX = "__torch__.amp_script."
 """How the qualified names of these functions, and of lowered copies, begin."""
@@ -31,7 +31,8 @@ _ASKED_ABOUT = {
 }
 """How TorchScript asks where a tensor is; for other device types it compares their names."""
 
-_ELIGIBLE = "x.is_floating_point() and x.dtype != torch.float64 and ({on_device})"
+# Asked by dtype alone: torch.func.vmap has no rule for is_floating_point.
+_ELIGIBLE = "(x.dtype == torch.float32 or x.dtype in {others}) and ({on_device})"
 
 _CAST = """\
 if target >= 0 and x.dtype != target and {eligible}:
@@ -196,10 +197,19 @@ def helper(name: str, device_type: str = "") -> Function:
         for each in policy.eligible_device_types(device_type)
     )
     source = _SOURCES[name].format(
-        eligible=_ELIGIBLE.format(on_device=on_device),
+        eligible=_ELIGIBLE.format(others=_lower_codes(), on_device=on_device),
         records="True" if _cached_casts_are_differentiable() else "grad",
     )
     return compiled_function(f"{PREFIX}{device_type}.{name}", source, names)
+
+
+def _lower_codes() -> list[int]:
+    """Numbers of the eligible dtypes beside float32."""
+    return [
+        code
+        for code, dtype in sorted(dtypes_by_code().items())
+        if dtype.is_floating_point and dtype not in (torch.float32, torch.float64)
+    ]
 
 
 @cache

@@ -10,16 +10,20 @@ found out by a witness: a tensor of ours that goes through eager's cache. Its ca
 cache, and takes ours along.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C.ScriptDict``,
-``torch._C._DisableTorchDispatch``.
+``torch._C._DisableTorchDispatch``, ``torch._C._DisableFuncTorch``, and of ``torch._C._autograd``
+``_saved_tensors_hooks_enable``, ``_disable`` and ``_get_disabled_error_message``.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import _autograd
 
 from ..jit_state import AmbientState
 
@@ -88,7 +92,9 @@ def _cast_through_eager_cache() -> torch.Tensor:
         torch.inference_mode(False),
         torch.enable_grad(),
         torch._C._DisableTorchDispatch(),
+        torch._C._DisableFuncTorch(),
         torch._C.DisableTorchFunction(),
+        _saved_tensors_hooks(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved),
     ):
         _set_state(True, torch.bfloat16, True)
@@ -97,6 +103,20 @@ def _cast_through_eager_cache() -> torch.Tensor:
         finally:
             _set_state(*before)
     return seen[0]
+
+
+@contextmanager
+def _saved_tensors_hooks() -> Iterator[None]:
+    """Allow hooks on saved tensors, which torch.func forbids while it transforms a function."""
+    forbidden = _autograd._saved_tensors_hooks_get_disabled_error_message()
+    if forbidden is None:
+        yield
+        return
+    _autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        _autograd._saved_tensors_hooks_disable(forbidden)
 
 
 def _set_state(enabled: bool, dtype: torch.dtype, cache_enabled: bool) -> None:

@@ -7,7 +7,8 @@ nothing to keep in step.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C.CompilationUnit``,
 ``torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``,
-and ``torch._C._autograd._top_saved_tensors_default_hooks``, which older versions lack.
+``torch._C._functorch`` (``TransformType``, ``get_interpreter_stack``), and
+``torch._C._autograd._top_saved_tensors_default_hooks``, which older versions lack.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
-from torch._C import _autograd
+from torch._C import _autograd, _functorch
 
+from ..errors import LoweringError
 from ..jit_state import AmbientState, DeviceState, shield
 from ..lowering import Entry, Functions, changes, lower_prepared, python_calls
 from .cast_cache import ambient_cast_cache, in_region
@@ -124,6 +126,10 @@ class Program:
         return graph
 
     @cached_property
+    def _has_regions(self) -> bool:
+        return bool(self.library.contents(self.name).has_regions or self.library.outside.active)
+
+    @cached_property
     def _forks(self) -> bool:
         return self.library.contents(self.name).forks
 
@@ -160,8 +166,17 @@ class Program:
             compiled: the function, or the method of the module that is called.
             args: positional arguments.
             kwargs: arguments by name.
+
+        Raises:
+            LoweringError: the program has casts and is called inside ``torch.func.vmap``.
         """
         state = AmbientState.current()
+        if _in_vmap() and (state.any_enabled or self._has_regions):
+            raise LoweringError(
+                f"torch.func.vmap of {self.name.removeprefix('__torch__.')}",
+                "eager autocast casts inside of what vmap makes of each operator, not around it",
+                advice="apply vmap to what is not scripted, or give the program a batch",
+            )
         run: Callable[..., Any] = _caller(compiled)
         recording = self._forks and torch.is_grad_enabled()
         inside = in_region(state)
@@ -232,6 +247,14 @@ def _raising_what_hooks_raise() -> Iterator[None]:
         if raised:
             raise raised[0] from None
         raise
+
+
+def _in_vmap() -> bool:
+    # torch's stub leaves out that there may be none.
+    transforms: list[Any] | None = _functorch.get_interpreter_stack()
+    return transforms is not None and any(
+        each.key() == _functorch.TransformType.Vmap for each in transforms
+    )
 
 
 def _caller(compiled: Compiled) -> Callable[..., Any]:
