@@ -11,10 +11,10 @@ INSTALLED := $(VENV)/.installed
 ENCODER := examples/demo/encoder.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install lint types unit format bench build clean
+.PHONY: help demo test install lint types unit format bench docs docs-serve build clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(INSTALLED) ## Freeze a real sentence encoder to bfloat16, run it, compare it
 	@echo "==> freezing a sentence encoder; a warning names two lines of transformers that look at"
@@ -52,11 +52,17 @@ bench: $(INSTALLED) ## Run every benchmark, the figures of the README among them
 	@for benchmark in benchmarks/*.py; do \
 		echo "==> $$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
 
+docs: $(INSTALLED) ## Build the documentation into site/, warnings being errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(INSTALLED) ## Show the documentation at http://127.0.0.1:8000 while it is written
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 build: $(INSTALLED) ## Build the wheel and the source archive into dist/
 	@$(BIN)/python -m hatchling build
 
 clean: ## Remove what these commands made
-	rm -rf $(VENV) dist build demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build site demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
