@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 import amp_script
+from amp_script.timing import interleaved
 
 BATCH = 200
 """Statements timed at once: less than half a millisecond, so that few batches are interrupted."""
@@ -67,12 +68,13 @@ def timers(case: Case) -> list[timeit.Timer]:
 
 def measure(case: Case, repeats: int) -> tuple[list[float], list[float]]:
     """Return the microseconds of torch's and of ours, one a repeat, taken in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    pair = timers(case)
-    for _ in range(repeats):
-        for timer, series in zip(pair, times, strict=True):
-            series.append(timer.timeit(BATCH) / BATCH * 1e6)
-    return times
+    torchs, ours = timers(case)
+    times = interleaved(
+        {"torch": lambda: torchs.timeit(BATCH), "ours": lambda: ours.timeit(BATCH)},
+        repeats=repeats,
+    )
+    microseconds = [[1e6 / BATCH * each for each in taken.seconds] for taken in times.values()]
+    return microseconds[0], microseconds[1]
 
 
 def report(repeats: int) -> list[str]:

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,6 +50,7 @@ def compare(name: str, threads: int, repeats: int, clock: Callable[[], float]) -
     import torch
 
     from amp_script.compute import describe
+    from amp_script.timing import interleaved
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -58,7 +59,9 @@ def compare(name: str, threads: int, repeats: int, clock: Callable[[], float]) -
         reference = model(*inputs)
         ways = ways_of(model, inputs, Path(folder) / "model.pt")
         distances = [distance(way(*inputs), reference) for way in ways.values()]
-        times = least_times([lambda way=way: way(*inputs) for way in ways.values()], repeats, clock)
+        runs = {name: lambda way=way: way(*inputs) for name, way in ways.items()}
+        taken = interleaved(runs, repeats=repeats, clock=clock)
+        times = [each.least for each in taken.values()]
     print(f"\n{name}, {threads} threads, torch {torch.__version__}")
     print(describe())
     print(f"{'':34}{'ms':>9}{'ratio':>8}{'distance':>10}")
@@ -92,22 +95,6 @@ def ways_of(model: Any, inputs: tuple[Any, ...], file: Path) -> dict[str, Callab
         "cast by hand, frozen": lambda *given: by_hand(*cast(given)),
         **plans,
     }
-
-
-def least_times(
-    calls: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float]
-) -> list[float]:
-    """The least time in seconds of each call, after two that warm up, taken in turn."""
-    for call in calls:
-        call()
-        call()
-    least = [float("inf")] * len(calls)
-    for _ in range(repeats):
-        for index, call in enumerate(calls):
-            start = clock()
-            call()
-            least[index] = min(least[index], clock() - start)
-    return least
 
 
 def distance(given: Any, expected: Any) -> float:

@@ -25,6 +25,7 @@ import amp_script
 from amp_script.scripting.compilation import compile_module
 from amp_script.scripting.lowered import _lowered_module
 from amp_script.scripting.programs import originals
+from amp_script.timing import interleaved
 
 BF16 = torch.bfloat16
 
@@ -88,17 +89,11 @@ def forward_times(repeats: int) -> dict[str, float]:
         "TorchScript's pass": torch.jit.script(in_region),
     }
     x = torch.randn(1, 128, 768)
-    times: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
-        for way in ways.values():
-            for _ in range(5):
-                way(x)
-        for _ in range(repeats):
-            for name, way in ways.items():
-                started = time.perf_counter()
-                way(x)
-                times[name].append(time.perf_counter() - started)
-    return {name: 1e3 * min(each) for name, each in times.items()}
+        times = interleaved(
+            {name: lambda way=way: way(x) for name, way in ways.items()}, repeats=repeats
+        )
+    return {name: 1e3 * each.least for name, each in times.items()}
 
 
 class Encoder(nn.Module):

@@ -5,22 +5,18 @@ Usage: ``python compare.py FILE``, FILE being what ``amp-script freeze`` wrote.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from encoder import SENTENCES, sentence_encoder, tokenize
 from torch import nn
 
+from amp_script.timing import interleaved
+
 QUERIES = ("What can I cook tonight?", "News from outer space", "animals at home")
 ROUNDS = 25
-WARM_UP = 5
-
-Run = Callable[[], torch.Tensor]
 
 
 def main(file: Path) -> None:
@@ -84,7 +80,8 @@ def show_speed(frozen: nn.Module, model: nn.Module, batch: dict[str, torch.Tenso
             "eager autocast": lambda: autocast(model, batch),
             "published recipe": lambda: recipe(**batch),
             "this file": lambda: frozen(**batch),
-        }
+        },
+        repeats=ROUNDS,
     )
     sentences, tokens = batch["input_ids"].shape
     print(
@@ -92,21 +89,9 @@ def show_speed(frozen: nn.Module, model: nn.Module, batch: dict[str, torch.Tenso
     )
     print("  milliseconds        median   middle half of the runs")
     for name, taken in times.items():
-        low, median, high = statistics.quantiles(taken, n=4)
+        low, median, high = (1000 * t for t in (taken.middle[0], taken.median, taken.middle[1]))
         print(f"  {name:<16} {median:9.1f}   {low:.1f} to {high:.1f}")
     print("  (published recipe: torch.jit.trace under torch.autocast, then torch.jit.freeze)")
-
-
-def interleaved(ways: Mapping[str, Run]) -> dict[str, list[float]]:
-    """Return each way's milliseconds, one run of each in every round."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(WARM_UP + ROUNDS):
-        for name, run in ways.items():
-            started = time.perf_counter()
-            run()
-            if number >= WARM_UP:
-                times[name].append(1000 * (time.perf_counter() - started))
-    return times
 
 
 def autocast(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
