@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from versions import with_autocast
 
 from amp_script import autocast
 from amp_script.jit_state import AmbientState
@@ -307,7 +308,7 @@ class TestCopies:
     @pytest.mark.parametrize(
         "clone", [copy.copy, copy.deepcopy, lambda region: pickle.loads(pickle.dumps(region))]
     )
-    @pytest.mark.parametrize("device_type", ["cpu", "cuda", "mtia", "xla"])
+    @pytest.mark.parametrize("device_type", with_autocast("cpu", "cuda", "mtia", "xla"))
     def test_a_copy_is_a_region_of_its_own(self, clone, device_type: str) -> None:
         region = autocast(device_type, torch.float16, enabled=False, cache_enabled=False)
         copied = clone(region)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from versions import needs_newer_dynamo
 
 import amp_script
 from amp_script.autograd import _cast
@@ -599,6 +600,7 @@ def traced(function: Any, backend: Any) -> list[Any]:
 
 
 @instantiates
+@needs_newer_dynamo
 @pytest.mark.parametrize("cast", [None, torch.float32])
 def test_compiled_as_torchs(cast: torch.dtype | None) -> None:
     expected, ours = (traced(product(both, cast, Quiet()), None) for both in (TORCH, OURS))
@@ -626,6 +628,7 @@ class Multiply(Function):
 
 
 @instantiates
+@needs_newer_dynamo
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_with_setup_context(backend: str) -> None:
     """The same gradients as torch's give a function that is given its context."""

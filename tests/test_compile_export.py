@@ -265,10 +265,15 @@ class TestPrograms:
 
 
 def test_a_decorated_closure_over_tensors() -> None:
-    """Its graph is torch's, but the tensor is found in another place, and so named otherwise."""
+    """Its graph is torch's, but the tensor is found in another place, and so named otherwise.
 
-    def named_alike(graphs: Any) -> str:
-        return re.sub(r"(c_|l_)\w*closure\w*", "closed_over", str(graphs), flags=re.IGNORECASE)
+    In torch 2.6 it stands at another place among the inputs, too.
+    """
+
+    def named_alike(graphs: Any) -> list[str]:
+        text = re.sub(r"(c_|l_)\w*closure\w*", "closed_over", str(graphs), flags=re.IGNORECASE)
+        inputs = re.compile(r"\('placeholder'[^)]*\)', '\{\}'\)")
+        return [*sorted(inputs.findall(text)), inputs.sub("", text)]
 
     expected, _ = compiled(decorated_closure(torch.autocast))
     graphs, result = compiled(decorated_closure(amp_script.autocast))
@@ -360,6 +365,8 @@ class Subclass(amp_script.autocast):
     pass
 
 
+# Dynamo of torch 2.6 stops at what the subclass asks of torch, and says so.
+@pytest.mark.filterwarnings("ignore:Graph break due to unsupported builtin torch._C:UserWarning")
 def test_a_subclass_made_inside_is_refused_and_otherwise_runs_eagerly() -> None:
     program = within(Subclass)
     torch.compiler.reset()

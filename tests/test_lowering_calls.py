@@ -8,6 +8,7 @@ import pytest
 import torch
 from agreement import AMBIENT, ambient_autocast, assert_agrees, assert_same, saved_and_loaded
 from torch import nn
+from versions import needs_register_autocast
 
 import amp_script
 from amp_script.errors import LoweringError
@@ -328,6 +329,7 @@ def test_interfaces_known_only_while_running_are_refused_with_their_line() -> No
     assert caught.value.source.endswith("return part.forward(x)")
 
 
+@needs_register_autocast
 def test_custom_operators_with_autocast_kernels() -> None:
     @torch.library.custom_op("amp_script_test_calls::product", mutates_args=())
     def operator(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

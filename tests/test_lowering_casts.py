@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own custom
 from agreement import assert_agrees, assert_same, saved_and_loaded
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from versions import with_autocast
 
 import amp_script
 from amp_script import policy
@@ -141,7 +142,7 @@ def many_operators(x: torch.Tensor, y: torch.Tensor):
 
 
 @pytest.mark.parametrize("inputs", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("device", ["cuda", "xpu", "mps", "mtia"])
+@pytest.mark.parametrize("device", with_autocast("cuda", "xpu", "mps", "mtia"))
 def test_dtypes_on_other_devices(device: str, inputs: torch.dtype) -> None:
     function = torch.jit.script(many_operators)
     for dtype in (torch.bfloat16, torch.float16):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from versions import needs_register_autocast
 
 from amp_script import policy
 from amp_script.errors import PolicyError, UnknownPolicyError
@@ -145,10 +146,6 @@ def test_many_threads_record_and_look_up() -> None:
 
 
 # torch.library.register_autocast ------------------------------------------------------------------
-
-needs_register_autocast = pytest.mark.skipif(
-    not hasattr(torch.library, "register_autocast"), reason="this torch has no register_autocast"
-)
 
 
 @needs_register_autocast

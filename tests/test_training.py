@@ -14,6 +14,7 @@ import torch
 from agreement import ambient_autocast, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from versions import keeps_casts_made_without_gradients
 
 import amp_script
 from amp_script.errors import LoweringError
@@ -230,6 +231,8 @@ def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
 def test_gradients_are_eager_autocasts(
     train: Train, name: str, ambient: torch.dtype | None
 ) -> None:
+    if name == "without" and keeps_casts_made_without_gradients():
+        pytest.skip("eager autocast of this torch loses the gradients that ours are compared with")
     torch.manual_seed(0)
     module = MODULES[name]()
     scripted = amp_script.script(copy.deepcopy(module))
