@@ -21,8 +21,10 @@ class PlainRoles(griffe.Extension):
     """Rewrites the docstrings that mkdocstrings shows."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite the docstring of one object."""
-        if obj.docstring is not None:
+        """Rewrite the docstring of one object; what ``__init__`` takes is in the class's."""
+        if obj.name == "__init__":
+            obj.docstring = None
+        elif obj.docstring is not None:
             obj.docstring.value = without_roles(obj.docstring.value)
 
 
