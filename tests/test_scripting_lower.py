@@ -12,6 +12,7 @@ from agreement import assert_agrees, saved_and_loaded
 from torch import nn
 
 import amp_script
+from amp_script.errors import LoweringError
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4)
 
@@ -169,3 +170,37 @@ def test_what_is_no_program(tmp_path: Path) -> None:
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     with pytest.raises(RuntimeError):
         amp_script.lower(tmp_path / "broken.pt")
+
+
+def _leaves_early(x: torch.Tensor, n: int):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if n > 0:  # noqa: SIM102  # one condition is compiled rightly
+            if n > 1:
+                return x
+        y = torch.mm(x, x)
+    return y + 1
+
+
+class LeavesEarly(nn.Module):
+    def forward(self, x: torch.Tensor, n: int):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if n > 0:  # noqa: SIM102  # one condition is compiled rightly
+                if n > 1:
+                    return x
+            y = torch.mm(x, x)
+        return y + 1
+
+
+class CallsWhatLeavesEarly(nn.Module):
+    def forward(self, x: torch.Tensor, n: int):
+        return _leaves_early(x, n)
+
+
+@pytest.mark.parametrize("module", [LeavesEarly, CallsWhatLeavesEarly])
+def test_what_plain_torchscript_got_wrong_is_refused(module: type[nn.Module]) -> None:
+    with pytest.raises(LoweringError, match="early exit inside a with block") as caught:
+        amp_script.lower(torch.jit.script(module()))
+    assert "script" in caught.value.advice
+    if module is LeavesEarly:
+        assert 'with torch.autocast("cpu", dtype=torch.bfloat16):' in caught.value.source
+        assert_agrees(amp_script.script(module()), module(), X, 2)

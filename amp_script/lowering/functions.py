@@ -116,7 +116,7 @@ class Functions:
             source = self.graph_named(name)
             if source is None:
                 return None
-            body = _copy_of(name, source)
+            body = copy_of(name, source)
             self.prepare(body)
             self._prepared[name] = body
         return self._prepared[name]
@@ -126,7 +126,7 @@ class Functions:
         source = self.graph_named(name)
         if source is None:
             return None
-        body = _copy_of(name, source)
+        body = copy_of(name, source)
         self._inline(body, self.inlined, lambda _: True)
         return body
 
@@ -274,7 +274,7 @@ def _region(made: Node) -> tuple[str | None, int | None]:
     return (constant(device), constant(dtype)) if is_constant(dtype) else (None, None)
 
 
-def _copy_of(name: str, graph: Graph) -> Graph:
+def copy_of(name: str, graph: Graph) -> Graph:
     """Copy what was compiled, which cannot be done to what plain TorchScript got wrong."""
     try:
         copy: Graph = graph.copy()

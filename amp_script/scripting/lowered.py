@@ -23,6 +23,7 @@ from .. import policy
 from ..devices import ROWS
 from ..errors import LoweringError
 from ..jit_state import DeviceState
+from ..lowering.functions import copy_of
 from ..lowering.traced import name_convolutions
 from ..typing import HasForward, TypedScriptModule
 from .compilation import compile_function, compile_module
@@ -281,6 +282,9 @@ def _naming_broken_exits(module: torch.jit.ScriptModule) -> Iterator[None]:
         found = re.search(r"(\w+) is not defined in the (true|false) branch", str(error))
         if found is None:
             raise
+        for each in module.modules():
+            for name, method in _methods(each):
+                copy_of(name, method.graph)  # refuses the one that is broken, with its line
         raise LoweringError(
             f"the module {module.original_name}",
             "plain torch.jit.script compiled an early exit inside a with block so that "
