@@ -7,28 +7,27 @@ nothing to keep in step.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C.CompilationUnit``,
 ``torch._C._get_graph_executor_optimize``, ``torch._C._set_graph_executor_optimize``,
-``torch._C._functorch`` (``TransformType``, ``get_interpreter_stack``), and
-``torch._C._autograd._top_saved_tensors_default_hooks``, which older versions lack.
+``torch._C._functorch`` (``TransformType``, ``get_interpreter_stack``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
-from torch._C import _autograd, _functorch
+from torch._C import _functorch
 
 from ..errors import LoweringError
 from ..jit_state import AmbientState, DeviceState, shield
 from ..lowering import Entry, Functions, changes, lower_prepared, python_calls
 from .cast_cache import ambient_cast_cache, in_region
+from .saved_tensors import raising_what_hooks_raise
 
-__all__ = ["Compiled", "Library", "Program", "originals"]
+__all__ = ["Compiled", "Library", "Program", "originals", "positional"]
 
 Compiled: TypeAlias = "torch._C.ScriptFunction[..., Any] | torch._C.ScriptMethod[..., Any]"
 
@@ -97,8 +96,6 @@ class Program:
         self.name = name
         self.source: torch._C.Graph = compiled.graph
         self._compiled = compiled
-        schema: Any = compiled.schema
-        self._parameters = schema.arguments
         self._variants: dict[
             tuple[AmbientState, bool, bool], torch._C.ScriptFunction[..., Any]
         ] = {}
@@ -181,72 +178,48 @@ class Program:
         recording = self._forks and torch.is_grad_enabled()
         inside = in_region(state)
         if inside or recording or state != _outside():
-            positional = self._positional(compiled, args, kwargs)
-            if positional is not None:
-                args, kwargs = positional, {}
+            arguments = positional(compiled, args, kwargs)
+            if arguments is not None:
+                args, kwargs = arguments, {}
                 run = self.variant(state, inside, recording)
                 if inside:
-                    args.append(ambient_cast_cache())
+                    arguments.append(ambient_cast_cache())
         optimize = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
-            with shield(), _raising_what_hooks_raise(), python_calls.leaving_what_is_entered():
+            with shield(), raising_what_hooks_raise(), python_calls.leaving_what_is_entered():
                 return run(*args, **kwargs)
         finally:
             torch._C._set_graph_executor_optimize(optimize)
-
-    def _positional(
-        self, compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Any] | None:
-        """All arguments in order, the module first; None if they do not fit."""
-        values = list(args)
-        if isinstance(compiled, torch._C.ScriptMethod):
-            values.insert(0, compiled.owner)
-        left = dict(kwargs)
-        for parameter in self._parameters[len(values) :]:
-            if parameter.name in left:
-                values.append(left.pop(parameter.name))
-            elif parameter.has_default_value():
-                values.append(parameter.default_value)
-            else:
-                return None
-        return None if left or len(values) > len(self._parameters) else values
 
 
 originals = Library()
 """The programs that are compiled in this process."""
 
 
-_top_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+def positional(
+    compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any] | None:
+    """All arguments of a call in order, the module of a method first; None if they do not fit.
 
-
-@contextmanager
-def _raising_what_hooks_raise() -> Iterator[None]:
-    """Let through what hooks on saved tensors raise, in the place of TorchScript's error about it.
-
-    Checkpointing stops a recomputation that has gone far enough by an exception in such a hook.
+    Args:
+        compiled: the function or method.
+        args: positional arguments.
+        kwargs: arguments by name.
     """
-    hooks = _top_hooks and _top_hooks(True)
-    if hooks is None:
-        yield
-        return
-    pack, unpack = hooks
-    raised: list[BaseException] = []
-
-    def watched_pack(tensor: torch.Tensor) -> Any:
-        try:
-            return pack(tensor)
-        except BaseException as error:
-            raised.append(error)
-            raise
-
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(watched_pack, unpack):
-            yield
-    except RuntimeError:
-        if raised:
-            raise raised[0] from None
-        raise
+    schema: Any = compiled.schema  # torch's stubs take it for a method
+    values = list(args)
+    if isinstance(compiled, torch._C.ScriptMethod):
+        values.insert(0, compiled.owner)
+    left = dict(kwargs)
+    for parameter in schema.arguments[len(values) :]:
+        if parameter.name in left:
+            values.append(left.pop(parameter.name))
+        elif parameter.has_default_value():
+            values.append(parameter.default_value)
+        else:
+            return None
+    return None if left or len(values) > len(schema.arguments) else values
 
 
 def _in_vmap() -> bool:
