@@ -188,6 +188,14 @@ class DecoratorError(AmpScriptError, RuntimeError):
     """A decorated function that TorchScript cannot compile with the region it is decorated with."""
 
 
+class ComparisonError(AmpScriptError, RuntimeError):
+    """A model that cannot be compared with itself in float32; says which run of it fails, where."""
+
+
+class ExportError(AmpScriptError, RuntimeError):
+    """A program that another format or server cannot take as it is; says why and what to do."""
+
+
 class CustomFunctionError(AmpScriptError, AttributeError):
     """A decorated backward whose forward has not recorded the autocast state that it ran in.
 

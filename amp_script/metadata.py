@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-__all__ = ["EXTRA_FILE", "SCHEMA_VERSION", "InputSpec", "Metadata", "Verification"]
+__all__ = ["EXTRA_FILE", "SCHEMA_VERSION", "InputSpec", "Metadata", "Verification", "plain"]
 
 SCHEMA_VERSION: Final = 2
 """Version of the JSON layout; a file with a higher one was written by a newer release."""
@@ -121,7 +121,7 @@ class Metadata:
 
     def to_json(self) -> str:
         """The metadata as a JSON object, keys in the order of the fields."""
-        return json.dumps(_plain(self), indent=1, allow_nan=False)
+        return json.dumps(plain(self), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Metadata:
@@ -157,14 +157,15 @@ def _upgraded(value: Mapping[str, object], version: int) -> dict[str, object]:
     return {**value, **added, "schema_version": SCHEMA_VERSION}
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """A dataclass of dtypes, numbers, strings and the like in the types that JSON has."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        return {field.name: _plain(getattr(value, field.name)) for field in fields}
+        return {field.name: plain(getattr(value, field.name)) for field in fields}
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

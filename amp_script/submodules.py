@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,14 +22,21 @@ from amp_script.errors import SubmoduleError
 from amp_script.interception import replaced
 from amp_script.untouched import modules_of
 
-__all__ = ["Names", "StandIn", "called_from_python", "forward_replaced", "matching", "names_of"]
+__all__ = [
+    "Forward",
+    "Names",
+    "StandIn",
+    "called_from_python",
+    "forward_replaced",
+    "matching",
+    "names_of",
+]
 
 Names: TypeAlias = "Mapping[nn.Module, Sequence[str]]"
 """Modules in the order of ``named_modules``, each with every name that it has."""
 
-StandIn: TypeAlias = (
-    "Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]"
-)
+Forward: TypeAlias = Callable[..., Any]
+StandIn: TypeAlias = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
 """Takes a module, its own ``forward``, and the arguments of a call; returns what the call does."""
 
 
@@ -83,49 +92,61 @@ def _near(pattern: str, names: Names) -> str:
 def forward_replaced(modules: Collection[nn.Module], stand_in: StandIn) -> Iterator[None]:
     """Have the calling thread's calls of the modules' ``forward`` go to another function.
 
-    Neither the modules nor the calls of other threads change, and copies that are made meanwhile
-    are copies of the modules as they are.
+    Of several such blocks around a call each has its turn, the innermost first. Neither the modules
+    nor the calls of other threads change, and copies that are made meanwhile are copies of the
+    modules as they are.
 
     Args:
         modules: none inside a ScriptModule.
         stand_in: what is called.
     """
+    layers: list[_Layer] = _in_thread.__dict__.setdefault("layers", [])
+    layer = _Layer(frozenset(map(id, modules)), stand_in)
     with ExitStack() as stack:
-        for owner, own in _owners(modules).items():
+        for owner in dict.fromkeys(map(_owner, modules)):
             replacement = (
-                partial(_of_class, owner, own, stand_in)
-                if isinstance(owner, type)
-                else partial(_of_instance, owner, stand_in)
+                partial(_of_class, owner) if isinstance(owner, type) else partial(_call, owner)
             )
             stack.enter_context(replaced(owner, "forward", replacement))
+        layers.append(layer)
+        stack.callback(layers.remove, layer)
         yield
 
 
-def _owners(modules: Collection[nn.Module]) -> dict[Any, set[int]]:
-    """Where each module's ``forward`` is looked up: its class, or itself."""
-    owners: dict[Any, set[int]] = {}
-    for module in modules:
-        on_itself = "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule)
-        owners.setdefault(module if on_itself else type(module), set()).add(id(module))
-    return owners
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """One block: the modules that it is about, by identity, and what it puts in their place."""
+
+    modules: Set[int]
+    stand_in: StandIn
 
 
-def _of_class(
-    owner: type,
-    own: Collection[int],
-    stand_in: StandIn,
-    original: Callable[..., Any],
-    module: nn.Module,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+_in_thread = threading.local()
+"""``layers``: those that the thread is in, the innermost last."""
+
+
+def _owner(module: nn.Module) -> Any:
+    """Where a module's ``forward`` is looked up: its class, or itself."""
+    on_itself = "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule)
+    return module if on_itself else type(module)
+
+
+def _of_class(owner: type, original: Forward, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Stand for ``owner.forward``."""
     # A subclass that calls its parent's forward has had its turn.
-    if type(module) is not owner or id(module) not in own:
+    if type(module) is not owner:
         return original(module, *args, **kwargs)
-    return stand_in(module, partial(original, module), args, kwargs)
+    return _call(module, partial(original, module), *args, **kwargs)
 
 
-def _of_instance(
-    module: nn.Module, stand_in: StandIn, original: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    return stand_in(module, original, args, kwargs)
+def _call(module: nn.Module, original: Forward, *args: Any, **kwargs: Any) -> Any:
+    """Stand for ``module.forward``."""
+    forward = original
+    for layer in _in_thread.layers:
+        if id(module) in layer.modules:
+            forward = partial(_turn, layer.stand_in, module, forward)
+    return forward(*args, **kwargs)
+
+
+def _turn(stand_in: StandIn, module: nn.Module, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+    return stand_in(module, forward, args, kwargs)

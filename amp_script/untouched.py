@@ -21,7 +21,7 @@ from torch import nn
 
 from amp_script.errors import TracingError
 
-__all__ = ["modules_of", "seeded", "tensors_of", "untouched"]
+__all__ = ["generators_kept", "modules_of", "seeded", "tensors_of", "untouched"]
 
 _Container: TypeAlias = "list[object] | dict[object, object] | set[object]"
 
@@ -220,8 +220,8 @@ def _differ(container: _Container, copy: _Container) -> bool:
 
 
 @contextmanager
-def seeded(device_type: str) -> Iterator[None]:
-    """Draw the same random numbers in each such block, and leave the generators as they were.
+def generators_kept(device_type: str) -> Iterator[None]:
+    """Leave the random generators as they were.
 
     Args:
         device_type: whose generators count beside the CPU's.
@@ -229,13 +229,24 @@ def seeded(device_type: str) -> Iterator[None]:
     if device_type == "cpu":
         before = torch.get_rng_state()
         try:
-            torch.default_generator.manual_seed(0)
             yield
         finally:
             torch.set_rng_state(before)
     else:
-        backend = torch.get_device_module(device_type)
-        with torch.random.fork_rng(range(backend.device_count()), device_type=device_type):
-            torch.default_generator.manual_seed(0)
-            backend.manual_seed_all(0)
+        count = torch.get_device_module(device_type).device_count()
+        with torch.random.fork_rng(range(count), device_type=device_type):
             yield
+
+
+@contextmanager
+def seeded(device_type: str) -> Iterator[None]:
+    """Draw the same random numbers in each such block, and leave the generators as they were.
+
+    Args:
+        device_type: whose generators count beside the CPU's.
+    """
+    with generators_kept(device_type):
+        torch.default_generator.manual_seed(0)
+        if device_type != "cpu":
+            torch.get_device_module(device_type).manual_seed_all(0)
+        yield

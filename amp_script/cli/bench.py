@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import logging
 import sys
@@ -24,7 +23,7 @@ from amp_script.artifact import read_metadata
 from amp_script.calls import Call
 from amp_script.cli import output, targets
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
-from amp_script.cli.files import require_free
+from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import device_of, example_inputs, moved
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, InputError, TracingError, UsageError
@@ -114,7 +113,7 @@ def command(
     names = _names(against, with_model=model_target is not None)
     if plot is not None:
         require_free(plot, force)
-        _require_plots(plot)
+        require_plots(plot)
     given: Given | None = None
     if input_specs or inputs_target:
         given = example_inputs(input_specs or [], inputs_target)
@@ -438,25 +437,6 @@ def _way_as_json(bench: Bench, name: str) -> dict[str, object]:
         "times_this_file": bench.ratio(name),
         "distance_to_float32": bench.distances.get(name),
     }
-
-
-def _require_plots(file: Path) -> None:
-    """Refuse to start what could not be drawn in the end.
-
-    Raises:
-        UsageError: matplotlib is missing, or does not write such files.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--plot needs matplotlib, which is not installed: pip install 'amp-script[plot]'"
-        )
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if file.suffix.lower().removeprefix(".") not in known:
-        raise UsageError(
-            f"--plot {file}: expected a name that ends in .{', .'.join(sorted(known))}"
-        )
 
 
 def _draw(bench: Bench, file: Path) -> None:

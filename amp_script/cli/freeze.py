@@ -14,7 +14,7 @@ import amp_script
 from amp_script.cli import output, targets
 from amp_script.cli.files import require_free
 from amp_script.cli.inputs import DTYPES, choice, device_of, example_inputs, moved
-from amp_script.errors import AmpScriptError, VerificationError
+from amp_script.errors import AmpScriptError, SubmoduleError, UsageError, VerificationError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import Verification
 from amp_script.verification import VerificationReport
@@ -60,6 +60,15 @@ def command(
         str,
         typer.Option(metavar="DEVICE", help="Where the model will run, such as `cpu` or `cuda`."),
     ] = "cpu",
+    keep_float32: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-float32",
+            metavar="PATTERN",
+            help="A submodule that stays in float32, once for each, such as `encoder.layer.3.*`; "
+            "`amp-script compare` says which.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
     """Freeze a model to a mixed-precision file that is eager autocast to the bit.
@@ -82,8 +91,15 @@ def command(
     with output.step("tracing under autocast, freezing, comparing with eager autocast"):
         try:
             frozen = amp_script.trace_and_freeze(
-                model, inputs, example_kwargs=kwargs, device_type=place.type, dtype=region_dtype
+                model,
+                inputs,
+                example_kwargs=kwargs,
+                device_type=place.type,
+                dtype=region_dtype,
+                keep_float32=keep_float32 or [],
             )
+        except SubmoduleError as error:
+            raise UsageError(f"--keep-float32 {error.pattern}: {error.reason}") from error
         except VerificationError as error:
             raise AmpScriptError(f"{target}: {_difference(error.report)}") from error
     with output.step(f"writing {file}"):
@@ -118,6 +134,8 @@ def _summary(
     size = output.size(file.stat().st_size)
     yield "size", f"{size}, of a model with {output.size(weight_bytes)} of weights"
     yield "region", f"{_name(about.dtype)} on {about.device}, {about.compute} kernels"
+    if about.keep_float32:
+        yield "in float32", ", ".join(map(repr, about.keep_float32))
     for spec in about.inputs:
         what = "no tensor" if spec.dtype is None else _tensor(spec.dtype, spec.shape)
         yield f"input {spec.name}", what

@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["error", "grid", "line", "progress", "size", "step", "table", "warning"]
+__all__ = ["error", "grid", "line", "progress", "size", "stages", "step", "table", "warning"]
 
 
 def line(text: str) -> None:
@@ -85,6 +92,32 @@ def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a bar while the block runs, where a person is looking; call what it yields ``total``
     times.
     """
+    with _bars() as bars:
+        task = bars.add_task(escape(text), total=total)
+        yield lambda: bars.advance(task)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each stage of some work while the block runs, where a person is looking.
+
+    What it yields is called with a stage's name, how many steps of it are over, and of how many, or
+    0 where that is not known.
+    """
+    tasks: dict[str, TaskID] = {}
+    with _bars() as bars:
+
+        def show(text: str, done: int, total: int) -> None:
+            if text not in tasks:
+                tasks[text] = bars.add_task(escape(text), total=total or None)
+            bars.update(tasks[text], completed=done)
+
+        yield show
+        for task in tasks.values():
+            bars.update(task, total=bars.tasks[task].completed)
+
+
+def _bars() -> Progress:
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -92,9 +125,7 @@ def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(escape(text), total=total)
-        yield lambda: bar.advance(task)
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def size(count: int) -> str:

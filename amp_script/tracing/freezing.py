@@ -40,6 +40,7 @@ from amp_script.lowering._graph import Editor, Graph
 from amp_script.lowering.addmm import keep_addmm_whole
 from amp_script.metadata import InputSpec, Metadata, Verification
 from amp_script.regions import Region, border_dtype
+from amp_script.requirements import require_runnable
 from amp_script.scripting.programs import originals
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
@@ -199,7 +200,12 @@ def trace_and_freeze(
         Call.bind(model, inputs, {} if isinstance(inputs, Mapping) else held)
         for inputs in check_inputs
     ]
-    _require_traceable(model, call, region)
+    if not call.tensors:
+        raise TracingError(
+            "no tensor among the example inputs, and a trace needs at least one; pass "
+            "trace_and_freeze(model, (tensor, ...))"
+        )
+    require_runnable(model, call, region)
     kept = Float32Blocks.select(model, keep_float32)
     border = {
         path: border_dtype(tensor.dtype, input_dtype)
@@ -531,41 +537,6 @@ def _sizes_vary(calls: Sequence[Call]) -> bool:
         for call in calls
         for index, tensor in enumerate(call.tensors)
     )
-
-
-# --- what is refused before anything runs ---------------------------------------------------------
-
-
-def _require_traceable(model: object, call: Call, region: Region) -> None:
-    if not call.tensors:
-        raise TracingError(
-            "no tensor among the example inputs, and a trace needs at least one; pass "
-            "trace_and_freeze(model, (tensor, ...))"
-        )
-    for module in modules_of(model):
-        training = [
-            # A frozen part has no mode.
-            name
-            for name, part in module.named_modules()
-            if getattr(part, "training", False)
-        ]
-        if training:
-            shown = ", ".join(name or type(module).__name__ for name in training[:3])
-            more = ", ..." if len(training) > 3 else ""
-            raise TracingError(f"the model is in training mode ({shown}{more}); call eval() first")
-        state = [*module.named_parameters(), *module.named_buffers()]
-        _require_device(state, region, "move the model")
-    _require_device(call.named_tensors(), region, "move it")
-
-
-def _require_device(tensors: Iterable[tuple[str, torch.Tensor]], region: Region, how: str) -> None:
-    for name, tensor in tensors:
-        if tensor.device.type != region.device_type:
-            raise TracingError(
-                f"{name} is on {str(tensor.device)!r} and the region on {region.device_type!r}; "
-                f"{how} with .to({region.device_type!r}), or pass "
-                f"device_type={tensor.device.type!r}"
-            )
 
 
 def _first_line(error: BaseException) -> str:

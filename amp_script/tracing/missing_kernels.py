@@ -23,7 +23,7 @@ from amp_script.interception import replaced
 from amp_script.jit_state import shield
 from amp_script.lowering._graph import Value
 from amp_script.regions import Region
-from amp_script.tracer import is_recording, recording_paused, value_trace
+from amp_script.tracer import recording_paused, value_trace
 
 __all__ = ["stand_in_for_missing_kernels"]
 
@@ -32,20 +32,19 @@ _C: Any = torch._C  # torch's stubs lack what tracing uses
 
 @contextmanager
 def stand_in_for_missing_kernels(region: Region) -> Iterator[None]:
-    """Let the calling thread record ``nn.LSTM`` layers that this processor cannot run."""
+    """Let the calling thread run and record ``nn.LSTM`` layers that this processor cannot run."""
     with replaced(torch._VF, "lstm", partial(_lstm, region.dtype)):
         yield
 
 
 def _lstm(dtype: torch.dtype, original: Callable[..., Any], *args: Any) -> Any:
     """Stand for the function that ``nn.LSTM`` calls."""
-    if not is_recording():
-        return original(*args)
     with recording_paused() as state:
         results = _results(dtype, original, args)
     if results is None:
         return original(*args)
-    _record("aten::lstm", state.graph(), args, results)
+    if state is not None:
+        _record("aten::lstm", state.graph(), args, results)
     return results
 
 

@@ -1,0 +1,46 @@
+"""What a model and its inputs have to be, asked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from amp_script.calls import Call
+from amp_script.errors import TracingError
+from amp_script.regions import Region
+from amp_script.untouched import modules_of
+
+__all__ = ["require_runnable"]
+
+
+def require_runnable(model: object, call: Call, region: Region) -> None:
+    """Refuse a model in training mode, and weights and inputs on another device than the region's.
+
+    Raises:
+        TracingError: says what it is, and what to do.
+    """
+    for module in modules_of(model):
+        training = [
+            # A frozen part has no mode.
+            name
+            for name, part in module.named_modules()
+            if getattr(part, "training", False)
+        ]
+        if training:
+            shown = ", ".join(name or type(module).__name__ for name in training[:3])
+            more = ", ..." if len(training) > 3 else ""
+            raise TracingError(f"the model is in training mode ({shown}{more}); call eval() first")
+        state = [*module.named_parameters(), *module.named_buffers()]
+        _require_device(state, region, "move the model")
+    _require_device(call.named_tensors(), region, "move it")
+
+
+def _require_device(tensors: Iterable[tuple[str, torch.Tensor]], region: Region, how: str) -> None:
+    for name, tensor in tensors:
+        if tensor.device.type != region.device_type:
+            raise TracingError(
+                f"{name} is on {str(tensor.device)!r} and the region on {region.device_type!r}; "
+                f"{how} with .to({region.device_type!r}), or pass "
+                f"device_type={tensor.device.type!r}"
+            )
