@@ -12,7 +12,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 NOT_RUN = {
     "it checks a package of yours": 2,
-    "it installs into the environment": 1,
+    "it installs into the environment": 3,
     "it needs a C++ compiler, and a test of its own builds and runs it": 2,
 }
 """Every reason that a block may have not to run, and how many blocks have it."""

@@ -1,0 +1,46 @@
+"""The tests on other versions of torch and Python: ``nox -l`` lists what there is.
+
+Not a part of ``make test``: on Linux most versions of torch on PyPI are builds for CUDA, of several
+gigabytes. To have builds for the CPU, name an index that has them::
+
+    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu nox -s "tests-3.11(torch='2.6')"
+
+pip prefers them, because ``2.6.0+cpu`` counts as newer than ``2.6.0``. Arguments after ``--`` go to
+pytest: ``nox -s "tests-3.11(torch='2.6')" -- tests/test_cli.py -x``.
+
+All versions but torch's are those of ``constraints.txt``. What an older torch does not let be
+compared is skipped in the tests, with the reason.
+"""
+
+from pathlib import Path
+
+import nox
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+TORCHES = ("2.6", "2.9", "2.13", "2.14", "2.15")
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = True
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("torch", TORCHES)
+def tests(session: nox.Session, torch: str) -> None:
+    """Run the tests on one version of torch and Python."""
+    _install(session, torch)
+    session.run("pytest", *(session.posargs or ["-n", "auto"]), env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python=PYTHONS)
+@nox.parametrize("torch", TORCHES)
+def policies(session: nox.Session, torch: str) -> None:
+    """Compare the policy tables with what one version of torch does; takes half a minute."""
+    _install(session, torch)
+    session.run("amp-script", "doctor", "--policies")
+
+
+def _install(session: nox.Session, torch: str) -> None:
+    pinned = Path("constraints.txt").read_text().splitlines()
+    others = Path(session.create_tmp()) / "constraints.txt"
+    others.write_text("\n".join(line for line in pinned if not line.startswith("torch==")) + "\n")
+    session.install(f"torch=={torch}.*", "--editable", ".[dev]", "--constraint", str(others))

@@ -1,0 +1,80 @@
+"""What contributors meet: sessions for other versions, hooks for commits, templates for issues."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+def _run(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *args], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_there_is_a_session_for_each_torch_and_python() -> None:
+    done = _run("nox", "--list", "--no-color")
+    assert done.returncode == 0, done.stderr
+    for python in ("3.10", "3.11", "3.12", "3.13"):
+        for torch in ("2.6", "2.9", "2.13", "2.14", "2.15"):
+            assert f"tests-{python}(torch='{torch}')" in done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with the project's hooks, and its environment."""
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    config = (ROOT / ".pre-commit-config.yaml").read_text()
+    (tmp_path / ".pre-commit-config.yaml").write_text(config)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hook"),
+    [
+        ("bad.py", "import  os\nx = undefined\n", "ruff"),
+        ("bad.py", "x = [1,\n  2]\n", "ruff-format"),
+        ("bad.md", "a line \n", "spaces"),
+        ("bad.md", "<<<<<<< HEAD\n", "conflicts"),
+        ("bad.py", "def f() -> int:\n\treturn 1\n", "tabs"),
+        ("model.pt", "weights", "programs"),
+    ],
+)
+def test_each_hook_finds_what_it_is_for(name: str, text: str, hook: str, repository: Path) -> None:
+    (repository / "good.py").write_text('"""Nothing to find."""\n')
+    (repository / name).write_text(text)
+    for file, passes in (("good.py", True), (name, False)):
+        subprocess.run(["git", "add", file], cwd=repository, check=True)
+        done = _run("pre_commit", "run", hook, "--files", file, cwd=repository)
+        assert (done.returncode == 0) is passes, done.stdout + done.stderr
+
+
+def test_the_hooks_need_no_network() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {repo["repo"] for repo in config["repos"]} == {"local"}
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert {hook["language"] for hook in hooks} <= {"system", "pygrep", "fail"}
+    assert _run("pre_commit", "validate-config").returncode == 0
+
+
+def _templates() -> list[Path]:
+    return sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_issues_ask_for_what_is_needed_to_act() -> None:
+    templates = [path for path in _templates() if path.name != "config.yml"]
+    assert len(templates) == len(_templates()) - 1 > 0
+    for path in templates:
+        form: dict[str, Any] = yaml.safe_load(path.read_text())
+        assert form["name"], path
+        assert form["description"], path
+        fields = [field for field in form["body"] if field["type"] != "markdown"]
+        assert len({field["id"] for field in fields}) == len(fields), path
+        assert any(field.get("validations", {}).get("required") for field in fields), path
