@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-_WITH_AUTOCAST_SOMEWHERE = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "mps")
+from ..devices import ROWS
 
 
 def has_autocast(device_type: str) -> bool:
@@ -38,7 +38,7 @@ def autocast_key(device_type: str) -> str:
 
 def autocast_device_types() -> tuple[str, ...]:
     """The device types that have autocast in this torch, as torch names them."""
-    named = (*_WITH_AUTOCAST_SOMEWHERE, torch._C._get_privateuse1_backend_name())
+    named = (*ROWS, torch._C._get_privateuse1_backend_name())
     return tuple(device_type for device_type in named if has_autocast(device_type))
 
 
