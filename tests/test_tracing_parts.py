@@ -308,3 +308,16 @@ def test_an_lstm_is_recorded_where_it_does_not_run() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "fails\n"
+
+
+def test_arguments_that_a_scripted_part_does_not_take_are_refused_by_it() -> None:
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = amp_script.script(nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x, x)
+
+    with pytest.raises(RuntimeError, match=r"expected at most 2 argument\(s\)"):
+        amp_script.trace_and_freeze(Wrong().eval(), torch.rand(2, 4))

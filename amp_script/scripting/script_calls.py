@@ -20,7 +20,7 @@ import torch
 
 from amp_script.interception import replaced
 from amp_script.jit_state import AmbientState, shield
-from amp_script.scripting.programs import Compiled, Library, Program, originals
+from amp_script.scripting.programs import Compiled, Library, Program, originals, positional
 from amp_script.tracer import recording_paused
 
 __all__ = ["LoweredCalls", "lowered_script_calls"]
@@ -58,9 +58,8 @@ class LoweredCalls:
         self, original: Callable[..., object], compiled: Compiled, *args: object, **kwargs: object
     ) -> object:
         """Stand for the ``__call__`` of a compiled function or method."""
-        return self._call(
-            partial(original, compiled), self._program(compiled), compiled, args, kwargs
-        )
+        as_it_is = partial(original, compiled, *args, **kwargs)
+        return self._call(as_it_is, self._program(compiled), compiled, args, kwargs)
 
     def call_program(
         self,
@@ -71,19 +70,20 @@ class LoweredCalls:
         kwargs: Mapping[str, object],
     ) -> object:
         """Stand for :meth:`Program.call`."""
-        return self._call(partial(original, program, compiled), program, compiled, args, kwargs)
+        as_it_is = partial(original, program, compiled, args, kwargs)
+        return self._call(as_it_is, program, compiled, args, kwargs)
 
     def _call(
         self,
-        original: Callable[..., object],
+        as_it_is: Callable[[], object],
         program: Program,
         compiled: Compiled,
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> object:
-        arguments = _positional(compiled, args, kwargs)
+        arguments = positional(compiled, args, kwargs)
         if arguments is None:
-            return original(*args, **kwargs)  # which says what is wrong with them
+            return as_it_is()  # which says what is wrong with them
         key = program, AmbientState.current()
         function = self._lowered.get(key)
         if function is None:
@@ -108,23 +108,3 @@ class LoweredCalls:
 
 
 _call_function = torch._C.ScriptFunction.__call__
-
-
-def _positional(
-    compiled: Compiled, args: Sequence[object], kwargs: Mapping[str, object]
-) -> list[object] | None:
-    """All arguments in order, the module of a method first; None if they do not fit."""
-    schema: Any = compiled.schema  # torch's stubs take it for a method
-    parameters = schema.arguments
-    values = list(args)
-    if isinstance(compiled, torch._C.ScriptMethod):
-        values.insert(0, compiled.owner)
-    left = dict(kwargs)
-    for parameter in parameters[len(values) :]:
-        if parameter.name in left:
-            values.append(left.pop(parameter.name))
-        elif parameter.has_default_value():
-            values.append(parameter.default_value)
-        else:
-            return None
-    return None if left or len(values) > len(parameters) else values
