@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -368,26 +369,115 @@ def test_layers_with_constant_weights_are_packed(
     assert kinds["mkldnn::_convolution_pointwise"] == 2
     assert kinds["mkldnn::_convolution_transpose_pointwise"] == 1
     assert kinds["mkldnn::_linear_pointwise"] == 1
-    assert kinds["prim::ConstantMKLDNNTensor"] == 3
+    assert kinds["prim::ConstantMKLDNNTensor"] == 1
     assert not any(kind.startswith("mkldnn::_reorder") for kind in kinds)
 
 
-@pytest.mark.parametrize("sizes", [(1, 12, 12), (3, 12, 12), (1, 20, 9), (2, 5, 30)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_sizes_and_threads_other_than_packed_for_are_right(
-    packable: tuple[FrozenModule, FrozenModule], sizes: tuple[int, int, int], threads: int
-) -> None:
-    batch, height, width = sizes
-    x = torch.randn(batch, 16, height, width)
+SIZES = [(1, 12, 12), (3, 12, 12), (1, 20, 9), (2, 5, 30)]
+
+
+def image(batch: int, height: int, width: int) -> torch.Tensor:
+    return torch.randn(batch, 16, height, width)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def layouts(frozen: FrozenModule) -> list[list[int]]:
+    """What the weights of each convolution are packed for; nothing where they are plain."""
+    function = frozen.__dict__["_program"]._functions["forward"]
+    weights: list[list[int]] = function._packing.inputs()[0]
+    return weights
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_size_and_number_of_threads_is_right(
+    packable: tuple[FrozenModule, FrozenModule], threads: Callable[[int], None], count: int
+) -> None:
+    threads(count)
+    for sizes in (*SIZES, *(size for size in SIZES for _ in range(3))):
+        x = image(*sizes)
         expected, given = (module(x) for module in packable)
-        assert torch.equal(packable[1](x), given)
-    finally:
-        torch.set_num_threads(before)
-    assert given.dtype == expected.dtype
-    assert distance(given, expected) < 0.01
+        assert given.dtype == expected.dtype
+        assert distance(given, expected) < 0.01
+
+
+def test_weights_are_packed_anew_for_sizes_that_come_twice(
+    packable: tuple[FrozenModule, FrozenModule], threads: Callable[[int], None]
+) -> None:
+    threads(1)
+    packed = again(packable[1], "packed")
+    assert layouts(packed) == [[1, 16, 12, 12], [1, 64, 12, 12]]
+    packed(image(5, 12, 12))
+    packed(image(1, 20, 9))
+    packed(image(1, 12, 12))
+    assert layouts(packed) == [[1, 16, 12, 12], [1, 64, 12, 12]], "one other size changes nothing"
+    for _ in range(2):
+        packed(image(2, 20, 9))
+    assert layouts(packed) == [[2, 16, 20, 9], [2, 64, 20, 9]]
+    for width in (10, 11):
+        packed(image(1, 20, width))
+    assert layouts(packed) == [[], []], "no size stays"
+    for _ in range(2):
+        packed(image(1, 20, 11))
+    assert layouts(packed) == [[1, 16, 20, 11], [1, 64, 20, 11]]
+    threads(2)
+    assert layouts(packed) == [[], []]
+    for _ in range(2):
+        packed(image(1, 20, 11))
+    assert layouts(packed) == [[1, 16, 20, 11], [1, 64, 20, 11]]
+
+
+def test_weights_come_back_to_the_bit_from_any_layout(
+    packable: tuple[FrozenModule, FrozenModule],
+) -> None:
+    native = again(packable[1], "native")
+    expected = held_by(native)
+    for sizes in ([(2, 20, 9)] * 2, [(1, 20, 10), (1, 20, 11)]):
+        packed = again(native, "packed")
+        for size in sizes:
+            packed(image(*size))
+        for before, after in zip(expected, held_by(packed), strict=True):
+            assert torch.equal(before, after)
+            assert before.stride() == after.stride()
+
+
+def test_threads_that_call_with_their_own_sizes_do_not_disturb_each_other(
+    packable: tuple[FrozenModule, FrozenModule],
+) -> None:
+    upcast_, packed = packable
+    inputs = [image(*size) for size in SIZES for _ in range(5)]
+    expected = [upcast_(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        given = list(pool.map(packed, inputs))
+    for one, other in zip(given, expected, strict=True):
+        assert distance(one, other) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.ReLU()), (1, 3, None, None)),
+        (lambda: nn.Linear(300, 300), (None, 300)),
+    ],
+)
+def test_sizes_that_vary_do_not_keep_layers_from_being_packed(
+    model: Callable[[], nn.Module], shape: tuple[int | None, ...]
+) -> None:
+    torch.manual_seed(0)
+    one, other = (torch.randn([size or free for size in shape]) for free in (48, 64))
+    frozen = trace_and_freeze(
+        model().eval(), (one,), check_inputs=[(other,)], compute="packed", verify=False
+    )
+    assert frozen.metadata.inputs[0].shape == shape
+    kinds = {node.kind() for node in nodes_of(plan_graph(frozen))}
+    assert kinds & {"mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise"}
+    for x in (one, one, other, other):
+        assert distance(frozen(x), again(frozen, "upcast")(x)) < 0.01
 
 
 def test_nan_stays_nan(packable: tuple[FrozenModule, FrozenModule]) -> None:

@@ -18,8 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -37,7 +36,7 @@ from amp_script.lowering._graph import (
 
 from .dtypes import cast_dtype
 
-__all__ = ["Stored", "StoredConstants", "fold_casts", "return_free_memory"]
+__all__ = ["PackedWeight", "Stored", "StoredConstants", "fold_casts", "return_free_memory"]
 
 Key: TypeAlias = "tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]"
 """What tells a constant from all others that are alive: address, dtype, sizes and strides."""
@@ -123,24 +122,31 @@ def _fill(places: Iterable[_Place], tensor: torch.Tensor) -> None:
         place.put(tensor)
 
 
-def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> None:
+def fold_casts(
+    graphs: Sequence[Graph], storable: StoredConstants | None
+) -> dict[str, PackedWeight]:
     """Replace casts of constants to float32, and what packs their results, by constants.
 
-    One constant is converted at a time, and its old form freed before the next.
+    One constant is converted at a time, and its old form freed before the next. Packed weights of
+    convolutions are no constants: whoever made the graph take them as inputs passes them.
 
     Args:
         graphs: the plan's graphs, changed in place.
         storable: the constants of the storable graphs, from which those that only the plan uses
             are taken out; ``None`` leaves the storable graphs alone.
+
+    Returns:
+        Packed weights of convolutions, by the name of the value that packed each.
     """
     editors = [Editor(graph) for graph in graphs]
     casts, kept = _find_casts(editors)
     workspace = _Workspace()
+    packed: dict[str, PackedWeight] = {}
     freed = 0
     for key, places in casts.items():
         forms = _Forms(constant(places[0][1].inputsAt(0)), workspace)
         for editor, cast in places:
-            forms.replace(editor, cast)
+            packed |= forms.replace(editor, cast)
         if storable is not None and key not in kept:
             freed += forms.reduced_bytes
             storable.take_out(key, Stored(key[1], forms.recovery()))
@@ -148,6 +154,7 @@ def fold_casts(graphs: Sequence[Graph], storable: StoredConstants | None) -> Non
         if freed >= _WORTH_RETURNING:
             return_free_memory()
             freed = 0
+    return packed
 
 
 _Casts: TypeAlias = "dict[Key, list[tuple[Editor, Node]]]"
@@ -201,6 +208,51 @@ class _Workspace:
         return self._memory[: reduced.numel()].view(reduced.shape).copy_(reduced)
 
 
+class PackedWeight:
+    """A weight in the layout that a oneDNN kernel reads, and nowhere else.
+
+    Args:
+        plain: the weight in float32; it is not kept.
+        stride: the layout that it has in the storable graph.
+        packer: kind of the node that packs it.
+        arguments: what the node takes after the weight; last, for a convolution, the sizes of its
+            input.
+
+    Attributes:
+        tensor: the weight as the kernel takes it.
+    """
+
+    def __init__(
+        self, plain: torch.Tensor, stride: Sequence[int], packer: str, arguments: Sequence[Any]
+    ) -> None:
+        self._stride = stride
+        self._pack = _PACKERS[packer]
+        *self._options, self._packed_for = arguments
+        self.tensor = self._pack(plain, *arguments)
+
+    @property
+    def packed_for(self) -> list[int]:
+        """Sizes of a convolution's input; none while the weight is plain."""
+        return list(self._packed_for)
+
+    def pack_for(self, sizes: Sequence[int]) -> None:
+        """Pack a convolution's weight for other sizes of its input."""
+        self.tensor = self._pack(self.tensor.to_dense(), *self._options, list(sizes))
+        self._packed_for = list(sizes)
+
+    def unpack(self) -> None:
+        """Hold a convolution's weight in the plain layout, which suits no size and every one."""
+        self.tensor = self.tensor.to_dense()
+        self._packed_for = []
+
+    def plain(self) -> torch.Tensor:
+        """The weight in float32 in the layout that it has in the storable graph."""
+        dense = self.tensor.to_dense()
+        if dense.stride() == self._stride:
+            return dense
+        return torch.empty_strided(dense.shape, self._stride).copy_(dense)
+
+
 class _Forms:
     """The forms in which a plan holds one constant, each made once: plain, and packed."""
 
@@ -208,18 +260,26 @@ class _Forms:
         self._reduced = reduced
         self._workspace = workspace
         self._plain: torch.Tensor | None = None
-        self._packed: dict[str, torch.Tensor] = {}
+        self._packed: dict[str, PackedWeight] = {}
 
     @property
     def reduced_bytes(self) -> int:
         """Size of the constant in its reduced dtype."""
         return self._reduced.nbytes
 
-    def replace(self, editor: Editor, cast: Node) -> None:
-        """Replace a cast by constants, each user's in the form that it takes."""
+    def replace(self, editor: Editor, cast: Node) -> dict[str, PackedWeight]:
+        """Replace a cast by constants, each user's in the form that it takes.
+
+        Returns:
+            Packed weights that are no constants, by the name of what packed each.
+        """
+        weights = {}
         for use in cast.output().uses():
-            if use.user.kind() in _PACKERS:
-                self._replace_packing(editor, use.user)
+            if use.user.kind() == "mkldnn::_reorder_linear_weight":
+                self._hold_packed(editor, use.user)
+            elif use.user.kind() in _PACKERS:
+                weights[use.user.output().debugName()] = self._pack(use.user)
+                use.user.destroy()
         if cast.output().uses():
             if self._plain is None:
                 self._plain = self._reduced.to(torch.float32)
@@ -228,17 +288,22 @@ class _Forms:
         cast.destroy()
         if not reduced.uses():
             reduced.node().destroy()
+        return weights
 
-    def _replace_packing(self, editor: Editor, packing: Node) -> None:
+    def _hold_packed(self, editor: Editor, packing: Node) -> None:
+        holder = editor.node_before(packing, "prim::ConstantMKLDNNTensor")
+        holder.t_("value", self._pack(packing).tensor)
+        packing.output().replaceAllUsesWith(holder.output())
+        packing.destroy()
+
+    def _pack(self, packing: Node) -> PackedWeight:
         arguments = [constant(value) for value in list(packing.inputs())[1:]]
         key = str(arguments)
         if key not in self._packed:
             plain = self._workspace.widen(self._reduced)
-            self._packed[key] = _PACKERS[packing.kind()](plain, *arguments)
-        holder = editor.node_before(packing, "prim::ConstantMKLDNNTensor")
-        holder.t_("value", self._packed[key])
-        packing.output().replaceAllUsesWith(holder.output())
-        packing.destroy()
+            stride = self._reduced.stride()
+            self._packed[key] = PackedWeight(plain, stride, packing.kind(), arguments)
+        return self._packed[key]
 
     def recovery(self) -> Callable[[], torch.Tensor]:
         """A function that returns the constant in float32, from a form that the plan keeps."""
@@ -246,7 +311,7 @@ class _Forms:
             plain = self._plain
             return lambda: plain
         packed, *_ = self._packed.values()
-        return partial(_unpack, packed, self._reduced.stride())
+        return packed.plain
 
 
 def _pack_linear(weight: torch.Tensor, rows: int) -> torch.Tensor:
@@ -263,14 +328,6 @@ _PACKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
     "mkldnn::_reorder_linear_weight": _pack_linear,
     "mkldnn::_reorder_convolution_weight": _pack_convolution,
 }
-
-
-def _unpack(packed: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A packed weight in the layout that it had."""
-    plain = packed.to_dense()
-    if plain.stride() == stride:
-        return plain
-    return torch.empty_strided(plain.shape, stride).copy_(plain)
 
 
 def _tensors(node: Node) -> list[tuple[int | None, torch.Tensor]]:

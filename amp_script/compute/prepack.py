@@ -5,12 +5,17 @@ the layout that oneDNN's kernels read, which saves the reordering on each call; 
 work on channels-last memory. Activations stay where they are: oneDNN's fused ReLU turns NaN into
 zero, which eager mode does not.
 
-The best layout of a convolution's weights depends on its input's sizes and on the number of
-threads, and another one is reordered by a slow routine on every call. So a packed convolution asks
-for both, and takes its weights through the plain layout where they are not those it was packed for.
+The best layout of a convolution's weights depends on its input's sizes, and one for other sizes is
+reordered by a slow routine on every call. So a packed convolution takes its weights and the sizes
+that they suit as inputs of the graph, which returns the sizes that it saw beside its result: see
+:mod:`amp_script.compute.packing`. Where the sizes are others, the weights are taken through the
+plain layout. A linear layer's layout suits any number of rows.
 
 A packed weight cannot be saved: ``torch.jit.save`` writes such a graph without its weights. It
 lives in the plan's own graph alone.
+
+Convolutions of one dimension gain nothing (measured on those of wav2vec 2.0: oneDNN's result is in
+channels-last memory, and putting it back takes what the packed weights save), and stay.
 
 Private names used here, present in torch 2.6 to 2.15: the operators named in this file.
 """
@@ -38,10 +43,7 @@ from amp_script.lowering._graph import (
 from .dtypes import cast_dtype
 from .templates import insert
 
-__all__ = ["AS_PACKED", "prepack", "weighted_inputs"]
-
-AS_PACKED: Final = "as_packed"
-"""Name of the graph input that says whether it runs on as many threads as it was packed on."""
+__all__ = ["prepack", "weighted_inputs"]
 
 _SMALLEST_LINEAR: Final = 1 << 16
 """Elements of a linear layer's weight from which packing pays: below, the call itself costs more
@@ -57,14 +59,27 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], rows: int) -> Tens
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 """
 
-_CONVOLUTION = """
-def convolution(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor], packed_for: List[int], as_packed: bool,
+_SIZE = """
+def size(x: Tensor) -> List[int]:
+    return x.size()
+"""
+
+_PACK = """
+def pack(
+    weight: Tensor, size: List[int],
     stride: List[int], padding: List[int], dilation: List[int], groups: int
 ) -> Tensor:
-    packed = torch.ops.mkldnn._reorder_convolution_weight(
-        weight, padding, stride, dilation, groups, packed_for)
-    if not as_packed or x.size() != packed_for:
+    return torch.ops.mkldnn._reorder_convolution_weight(
+        weight, padding, stride, dilation, groups, size)
+"""
+
+_CONVOLUTION = """
+def convolution(
+    x: Tensor, packed: Tensor, bias: Optional[Tensor],
+    size: List[int], packed_for: List[List[int]], index: int,
+    stride: List[int], padding: List[int], dilation: List[int], groups: int
+) -> Tensor:
+    if size[1:] != packed_for[index][1:]:
         packed = packed.to_dense()
     return torch.ops.mkldnn._convolution_pointwise(
         x, packed, bias, padding, stride, dilation, groups, "none", [], "")
@@ -140,16 +155,22 @@ def weighted_inputs(graph: Graph, changed: Collection[str]) -> set[str]:
     }
 
 
-def prepack(graph: Graph, changed: Collection[str], sizes: Mapping[str, Sequence[int]]) -> None:
+def prepack(
+    graph: Graph, changed: Collection[str], sizes: Mapping[str, Sequence[int]]
+) -> list[str]:
     """Let layers that run in float32 pack their weights; folding then leaves the packed ones.
 
     Args:
-        graph: a graph after the upcast pass, changed in place. It gets one more input: whether it
-            runs on as many threads as it was packed on.
+        graph: a graph after the upcast pass, changed in place. Where a convolution is packed, it
+            gets more inputs, which are what :class:`amp_script.compute.packing.Packing` gives, and
+            returns its result and the sizes of the convolutions' inputs.
         changed: names of the results that the upcast pass computes in float32.
         sizes: sizes of the layers' inputs by name; layers whose input is not in it stay.
+
+    Returns:
+        Names of the values that pack the convolutions' weights, in the order of the inputs.
     """
-    _Packer(graph, sizes).run(changed)
+    return _Packer(graph, sizes).run(changed)
 
 
 class _Packer:
@@ -159,10 +180,11 @@ class _Packer:
         self._editor = Editor(graph)
         self._sizes = sizes
         self._nodes = nodes_of(graph)
-        self._as_packed = graph.addInput(AS_PACKED)
-        self._as_packed.setType(torch._C.BoolType.get())
+        self._packed_for: Value | None = None
+        self._packings: list[str] = []
+        self._seen: list[Value] = []
 
-    def run(self, changed: Collection[str]) -> None:
+    def run(self, changed: Collection[str]) -> list[str]:
         any_order = self._may_take_any_order()
         convolutions = False
         for node in self._nodes:
@@ -174,6 +196,9 @@ class _Packer:
                 convolutions |= self._pack_convolution(node, _CONVOLUTIONS[node.kind()])
         if convolutions:
             self._allow_any_order()
+        if self._seen:
+            self._return_sizes()
+        return self._packings
 
     def _pack_linear(self, node: Node) -> None:
         x, weight, bias = node.inputs()
@@ -193,17 +218,46 @@ class _Packer:
         options = [inputs[index] for index in (at.stride, at.padding, at.dilation)]
         if sizes is None or len(shape) not in (4, 5) or len(sizes) != len(shape):
             return False
+        if not math.prod(shape):
+            return False
         if not all(_is_list(value) for value in options):
             return False
+        groups = inputs[at.groups]
         if at.is_transposed(inputs):
-            source = _TRANSPOSED
-            rest = [*options, inputs[at.output_padding or 0], inputs[at.groups]]
+            rest = [*options, inputs[at.output_padding or 0], groups]
+            made = insert(self._editor, node, _TRANSPOSED, x, weight, bias, *rest)
         else:
-            source = _CONVOLUTION
-            size = self._editor.constant_before(node, list(sizes))
-            rest = [size, self._as_packed, *options, inputs[at.groups]]
-        self._replace(node, insert(self._editor, node, source, x, weight, bias, *rest))
+            example = self._editor.constant_before(node, list(sizes))
+            packing = insert(self._editor, node, _PACK, weight, example, *options, groups)
+            seen = insert(self._editor, node, _SIZE, x)
+            rest = [seen, *self._inputs_of_next(node), *options, groups]
+            made = insert(self._editor, node, _CONVOLUTION, x, self._packed(), bias, *rest)
+            self._packings.append(packing.debugName())
+            self._seen.append(seen)
+        self._replace(node, made)
         return True
+
+    def _inputs_of_next(self, node: Node) -> list[Value]:
+        """The sizes that weights are packed for, and which of them the next convolution's is."""
+        if self._packed_for is None:
+            list_of = torch._C.ListType
+            kind = list_of(list_of(torch._C.IntType.get()))
+            self._packed_for = self._editor.add_input("packed_for", kind)
+        return [self._packed_for, self._editor.constant_before(node, len(self._packings))]
+
+    def _packed(self) -> Value:
+        return self._editor.add_input("packed", torch._C.TensorType.get())
+
+    def _return_sizes(self) -> None:
+        """Return the sizes of the convolutions' inputs beside the result."""
+        graph = self._editor.graph
+        end, (result,) = graph.return_node(), graph.outputs()
+        kind = torch._C.ListType(torch._C.IntType.get())
+        sizes = self._editor.list_before(end, kind, self._seen)
+        both = self._editor.node_before(end, "prim::TupleConstruct", result, sizes).output()
+        both.setType(torch._C.TupleType([result.type(), sizes.type()]))
+        graph.eraseOutput(0)
+        graph.registerOutput(both)
 
     def _replace(self, node: Node, value: Value) -> None:
         node.output().replaceAllUsesWith(value)

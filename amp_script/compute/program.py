@@ -16,8 +16,9 @@ from amp_script.lowering._graph import Graph
 from amp_script.metadata import InputSpec
 
 from .constants import StoredConstants, fold_casts
+from .packing import Packing
 from .plans import Plan
-from .prepack import AS_PACKED, prepack, weighted_inputs
+from .prepack import prepack, weighted_inputs
 from .sizes import sizes_on_examples
 from .upcast import upcast
 
@@ -55,20 +56,22 @@ class Program:
         changed = _upcast_all(graphs, inputs, plan)
         self.changed = sum(map(len, changed.values()))
         self._stored = StoredConstants(stored.values())
-        self._threads = torch.get_num_threads()
+        packings: list[str] = []
         if plan.name == "packed" and changed.get("forward"):
             forward = graphs["forward"]
             names = weighted_inputs(forward, changed["forward"])
             sizes = sizes_on_examples(forward, cpp_module, inputs, names)
-            prepack(forward, changed["forward"], sizes)
-        if self.changed:
-            fold_casts(list(graphs.values()), self._stored)
-        self._functions = {name: _Function(name, graph) for name, graph in graphs.items()}
+            packings = prepack(forward, changed["forward"], sizes)
+        packed = fold_casts(list(graphs.values()), self._stored) if self.changed else {}
+        packing = Packing([packed[name] for name in packings]) if packings else None
+        self._functions = {
+            name: _Function(name, graph, packing if name == "forward" else None)
+            for name, graph in graphs.items()
+        }
 
     def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:
         """Call a method with all its arguments by position."""
-        as_packed = torch.get_num_threads() == self._threads
-        return self._functions[name](cpp_module, arguments, as_packed)
+        return self._functions[name](cpp_module, arguments)
 
     def whole(self) -> AbstractContextManager[None]:
         """A context in which the module's own graphs have all their constants."""
@@ -110,17 +113,20 @@ def _graphs_of(cpp_module: CppModule) -> dict[str, Graph]:
 class _Function:
     """A graph as a function; it takes the module only where it reads an attribute."""
 
-    def __init__(self, name: str, graph: Graph) -> None:
-        module, *_, last = graph.inputs()
+    def __init__(self, name: str, graph: Graph, packing: Packing | None) -> None:
+        module = next(graph.inputs())
         self._takes_module = bool(module.uses())
-        self._asks_threads = last.debugName() == AS_PACKED
+        self._packing = packing
         if not self._takes_module:
             graph.eraseInput(0)
         function: Any = torch._C._create_function_from_graph(name, graph)
         function._set_ignore_amp(True)
         self._function = function
 
-    def __call__(self, cpp_module: CppModule, arguments: list[Any], as_packed: bool) -> Any:
+    def __call__(self, cpp_module: CppModule, arguments: list[Any]) -> Any:
         before = [cpp_module] if self._takes_module else []
-        after = [as_packed] if self._asks_threads else []
-        return self._function(*before, *arguments, *after)
+        if self._packing is None:
+            return self._function(*before, *arguments)
+        result, sizes = self._function(*before, *arguments, *self._packing.inputs())
+        self._packing.saw(sizes)
+        return result

@@ -6,9 +6,10 @@ Private names used here, present in torch 2.6 to 2.15: ``torch._C._create_functi
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,6 +28,11 @@ def size(x: Tensor) -> List[int]:
 """
 
 
+_FREE_SIZES: Final = (8, 64)
+"""What a size that the specs leave free is taken for: the first with which the program runs. Small,
+because the run is part of loading; the larger is for convolutional nets, which shrink images."""
+
+
 def sizes_on_examples(
     graph: Graph, cpp_module: Any, inputs: Sequence[InputSpec], names: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
@@ -39,12 +45,16 @@ def sizes_on_examples(
         names: tensors to measure. Those inside a branch or a loop are left out.
 
     Returns:
-        Sizes by name; nothing at all where an input's size is not known or the program does not
-        take zeros, such as one that checks its inputs.
+        Sizes by name; nothing at all where an input is not known or the program does not take
+        zeros, such as one that checks its inputs.
     """
+    free = any(None in (spec.shape or ()) for spec in inputs)
+    schema = cpp_module._get_method("forward").schema
     try:
-        example = _Example(inputs, cpp_module._get_method("forward").schema)
-        arguments = [example.of(value) for value in list(graph.inputs())[1:]]
+        examples = [
+            [_Example(inputs, schema, size).of(value) for value in list(graph.inputs())[1:]]
+            for size in (_FREE_SIZES if free else _FREE_SIZES[:1])
+        ]
     except LookupError:
         return {}
     probe = graph.copy()
@@ -52,17 +62,17 @@ def sizes_on_examples(
     pairs = zip(_results(graph), _results(probe), strict=True)
     found = {of.debugName(): value for of, value in pairs if of.debugName() in names}
     _return_sizes(probe, list(found.values()))
-    arguments += _take_weights_as_inputs(probe)
+    weights = _take_weights_as_inputs(probe)
     function = torch._C._create_function_from_graph("sizes", probe)
     try:
-        with torch.no_grad():
-            sizes = function(cpp_module, *arguments)
-    except RuntimeError:
-        return {}
+        for arguments in examples:
+            with torch.no_grad(), contextlib.suppress(RuntimeError):
+                sizes = function(cpp_module, *arguments, *weights)
+                return {name: tuple(size) for name, size in zip(found, sizes, strict=True)}
     finally:
-        del function, arguments
+        del function, examples, weights
         return_free_memory()
-    return {name: tuple(size) for name, size in zip(found, sizes, strict=True)}
+    return {}
 
 
 def _results(graph: Graph) -> list[Value]:
@@ -100,7 +110,10 @@ def _return_sizes(graph: Graph, values: Sequence[Value]) -> None:
 class _Example:
     """Zeros for an input of any type, by the specs of the tensors in it, or its default."""
 
-    def __init__(self, inputs: Sequence[InputSpec], schema: torch._C.FunctionSchema) -> None:
+    def __init__(
+        self, inputs: Sequence[InputSpec], schema: torch._C.FunctionSchema, free_size: int
+    ) -> None:
+        self._free_size = free_size
         self._specs: Mapping[str, InputSpec] = {spec.name: spec for spec in inputs}
         self._defaults = {
             argument.name: argument.default_value
@@ -117,9 +130,10 @@ class _Example:
     def _make(self, kind: Any, path: str) -> Any:
         if kind.kind() == "TensorType":
             spec = self._specs[path]
-            if spec.dtype is None or spec.shape is None or None in spec.shape:
+            if spec.dtype is None or spec.shape is None:
                 raise LookupError(path)
-            return torch.zeros([size or 0 for size in spec.shape], dtype=spec.dtype)
+            sizes = [self._free_size if size is None else size for size in spec.shape]
+            return torch.zeros(sizes, dtype=spec.dtype)
         if kind.kind() == "TupleType":
             parts = enumerate(kind.elements())
             return tuple(self._make(part, f"{path}[{index}]") for index, part in parts)
