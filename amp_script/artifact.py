@@ -32,7 +32,7 @@ from amp_script.metadata import EXTRA_FILE, Metadata
 from amp_script.stubgen.conformance import check
 from amp_script.typing import TypedScriptModule
 
-__all__ = ["load", "read_metadata", "save"]
+__all__ = ["load", "read_metadata", "read_program", "save"]
 
 M = TypeVar("M", bound=torch.jit.ScriptModule)
 
@@ -155,18 +155,44 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
     Raises:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
     """
+    metadata = _metadata_if_any(Path(path))
+    if metadata is None:
+        raise ArtifactError(
+            str(path),
+            "a TorchScript program, but not written by amp-script: it has no metadata",
+            "Load it with torch.jit.load, make it a mixed-precision one with amp_script.lower, or "
+            "look at it with `amp-script inspect`",
+        )
+    return metadata
+
+
+def read_program(
+    path: str | os.PathLike[str],
+) -> tuple[torch.jit.ScriptModule, Metadata | None]:
+    """Read a TorchScript file of anybody's to look at its program, on the CPU, without running it.
+
+    Returns:
+        The program as it is stored, and what the file says about itself; ``None`` for a file that
+        this library did not write.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or no TorchScript program; the message names
+            it.
+    """
     path = Path(path)
+    metadata = _metadata_if_any(path)
+    _require_undamaged(path)
+    wrap: Any = wrap_cpp_module  # which torch leaves untyped
+    return wrap(_import(path, torch.device("cpu"))), metadata
+
+
+def _metadata_if_any(path: Path) -> Metadata | None:
     with _archive(path) as archive:
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "constants.pkl" not in members:
             raise ArtifactError(str(path), "a zip archive, but no TorchScript program")
         if f"extra/{EXTRA_FILE}" not in members:
-            raise ArtifactError(
-                str(path),
-                "a TorchScript program, but not written by amp-script: it has no metadata",
-                "Load it with torch.jit.load, or make it a mixed-precision one with "
-                "amp_script.lower",
-            )
+            return None
         text = archive.read(members[f"extra/{EXTRA_FILE}"])
     try:
         return Metadata.from_json(text.decode())

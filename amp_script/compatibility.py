@@ -37,6 +37,7 @@ __all__ = [
     "Argument",
     "Release",
     "arguments_of",
+    "foreign_operators",
     "oldest_libtorch",
     "runs_in_lite_interpreter",
 ]
@@ -107,6 +108,12 @@ def oldest_libtorch(graphs: Iterable[Graph]) -> str | None:
                 return None
             oldest = max(oldest, needed)
     return f"{oldest[0]}.{oldest[1]}"
+
+
+def foreign_operators(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """Kinds of operator in these graphs because of which :func:`oldest_libtorch` is not known."""
+    nodes = (node for graph in graphs for node in nodes_of(graph))
+    return tuple(sorted({node.kind() for node in nodes if _needed(node) is None}))
 
 
 def _needed(node: Node) -> Release | None:

@@ -39,7 +39,7 @@ from amp_script.structure import from_script, named_leaves, to_script
 
 __all__ = ["FrozenModule"]
 
-_OWN_NAMES = ("compute", "metadata")
+_OWN_NAMES = ("compute", "metadata", "planned", "storable")
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,18 @@ class FrozenModule(RecursiveScriptModule):
         """The plan that calls run: ``"native"``, ``"upcast"`` or ``"packed"``."""
         program: Program | None = self.__dict__["_program"]
         return self.metadata.compute if program is None else program.plan.name
+
+    @property
+    def planned(self) -> int:
+        """How many operators that plan runs in other kernels than the stored program names."""
+        program: Program | None = self.__dict__["_program"]
+        return 0 if program is None else program.changed
+
+    @contextmanager
+    def storable(self) -> Iterator[CppModule]:
+        """The program as it is stored, whole inside the block; nothing of it may be kept."""
+        with self._loan.paused():
+            yield self._cpp
 
     @property
     def _c(self) -> CppModule:

@@ -7,7 +7,9 @@ plan touches what it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import TypeAlias
 
 import torch
 
@@ -24,7 +26,7 @@ from amp_script.lowering._graph import (
 
 from .operators import KEEP_DTYPE, KINDS, PROMOTE
 
-__all__ = ["Dtypes", "cast_dtype", "infer", "input_name"]
+__all__ = ["Dtypes", "Rule", "cast_dtype", "infer", "input_name", "results"]
 
 
 class Dtypes:
@@ -51,17 +53,22 @@ class Dtypes:
         return found.pop() if len(found) == 1 else None
 
 
-def infer(graph: Graph, inputs: Mapping[str, torch.dtype]) -> Dtypes:
+Rule: TypeAlias = "Callable[[Node, Dtypes], Sequence[torch.dtype | None]]"
+"""Dtypes of a node's results; none at all where the rule does not say."""
+
+
+def infer(graph: Graph, inputs: Mapping[str, torch.dtype], rule: Rule | None = None) -> Dtypes:
     """Work out dtypes from the constants, the casts and the dtypes of the inputs.
 
     Args:
         graph: a frozen graph, with its calls inlined.
         inputs: dtypes of tensor inputs by their names.
+        rule: what tells the dtypes of a node's results; :func:`results` if not given.
     """
     dtypes = Dtypes()
     for value in graph.inputs():
         dtypes.set(value, inputs.get(input_name(value)))
-    _infer_block(graph.block(), dtypes)
+    _infer_block(graph.block(), dtypes, rule or results)
     return dtypes
 
 
@@ -70,34 +77,40 @@ def input_name(value: Value) -> str:
     return str(value.debugName().split(".")[0])
 
 
-def _infer_block(block: Block, dtypes: Dtypes) -> None:
+def _infer_block(block: Block, dtypes: Dtypes, rule: Rule) -> None:
     for node in block.nodes():
         outputs = list(node.outputs())
         if node.kind() == "prim::If":
-            _infer_branches(node, outputs, dtypes)
+            _infer_branches(node, outputs, dtypes, rule)
         elif node.kind() == "prim::Loop":
-            _infer_loop(node, outputs, dtypes)
+            _infer_loop(node, outputs, dtypes, rule)
         else:
-            for value, dtype in zip(outputs, _results(node, len(outputs), dtypes), strict=False):
+            known = (*rule(node, dtypes), *repeat(None, len(outputs)))
+            for value, dtype in zip(outputs, known, strict=False):
                 dtypes.set(value, dtype)
 
 
-def _infer_branches(node: Node, outputs: Sequence[Value], dtypes: Dtypes) -> None:
+def _infer_branches(node: Node, outputs: Sequence[Value], dtypes: Dtypes, rule: Rule) -> None:
     branches = list(node.blocks())
     for branch in branches:
-        _infer_block(branch, dtypes)
-    for value, *results in zip(outputs, *(branch.outputs() for branch in branches), strict=True):
-        dtypes.set(value, _shared(dtypes.of(result) for result in results))
+        _infer_block(branch, dtypes, rule)
+    for value, *ends in zip(outputs, *(branch.outputs() for branch in branches), strict=True):
+        dtypes.set(value, _shared(dtypes.of(end) for end in ends if not _is_never_used(end)))
 
 
-def _infer_loop(node: Node, outputs: Sequence[Value], dtypes: Dtypes) -> None:
+def _is_never_used(value: Value) -> bool:
+    """Whether the value stands where a branch ends in an exception."""
+    return bool(value.node().kind() == "prim::Uninitialized")
+
+
+def _infer_loop(node: Node, outputs: Sequence[Value], dtypes: Dtypes, rule: Rule) -> None:
     (body,) = node.blocks()
     carried = list(body.inputs())[1:]
     for value, start in zip(carried, list(node.inputs())[2:], strict=True):
         dtypes.set(value, dtypes.of(start))
     settled = False
     while not settled:
-        _infer_block(body, dtypes)
+        _infer_block(body, dtypes, rule)
         settled = True
         for value, result in zip(carried, list(body.outputs())[1:], strict=True):
             if dtypes.of(value) not in (None, dtypes.of(result)):
@@ -107,8 +120,9 @@ def _infer_loop(node: Node, outputs: Sequence[Value], dtypes: Dtypes) -> None:
         dtypes.set(value, dtypes.of(inside))
 
 
-def _results(node: Node, count: int, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
-    kind = node.kind()
+def results(node: Node, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
+    """Dtypes of a node's results; none at all where they do not follow."""
+    kind, count = node.kind(), node.outputsSize()
     if kind == "prim::Constant":
         return [_of_constant(node.output())]
     if kind in ("prim::ListConstruct", "prim::ListUnpack"):

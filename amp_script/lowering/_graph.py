@@ -187,6 +187,11 @@ def create_function(qualified_name: str, graph: Graph) -> Function:
     return _unit.create_function(qualified_name, graph)
 
 
+def made_function(qualified_name: str) -> Function | None:
+    """What :func:`create_function` or :func:`compiled_function` made under a name, if anything."""
+    return _unit.find_function(qualified_name)
+
+
 def compiled_graph(source: str, names: Mapping[str, object]) -> Graph:
     """Compile one function, given as text, and return its graph.
 

@@ -13,7 +13,7 @@ def _operators(names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in names.split())
 
 
-_AS_FIRST = _operators(
+AS_FIRST = _operators(
     """
     alias broadcast_to channel_shuffle clone constant_pad_nd contiguous detach dropout expand
     expand_as feature_dropout flatten flip gather index_select layer_norm batch_norm group_norm
@@ -124,7 +124,7 @@ class KnownCasts:
         whole = _whole(value)
         if whole is not None:
             return self.is_right(whole, target)
-        if kind in _AS_FIRST:
+        if kind in AS_FIRST:
             return not _takes_dtype(node) and self.is_right(node.inputsAt(0), target)
         if kind in _LIKE_ALL or kind in _PROMOTED:
             tensors = [each for each in node.inputs() if is_tensor(each)]
