@@ -18,7 +18,7 @@ from amp_script.errors import InputError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import InputSpec
 
-__all__ = ["make_inputs"]
+__all__ = ["make_inputs", "split_path"]
 
 VARYING_BATCH: Final = 1
 """Size of a first dimension that varies."""
@@ -45,7 +45,7 @@ def make_inputs(program: FrozenModule, seed: int = 0) -> dict[str, object]:
     held = _held_fast(program)
     made: dict[str, object] = {}
     for spec in program.metadata.inputs:
-        name, steps = _steps(spec.name)
+        name, steps = split_path(spec.name)
         if spec.dtype is not None:
             made[name] = _put(made.get(name), steps, _tensor(spec, spec.dtype, generator))
         elif not steps and name in held:
@@ -89,8 +89,12 @@ _STEP: Final = re.compile(
 )
 
 
-def _steps(path: str) -> tuple[str, list[str | int]]:
-    """An argument's name, and the keys from it to a tensor inside."""
+def split_path(path: str) -> tuple[str, list[str | int]]:
+    """An argument's name, and the keys from it to a tensor inside.
+
+    Raises:
+        InputError: no path of an input, such as ``"batch['ids']"``.
+    """
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
     steps: list[str | int] = []
     position = len(name)

@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("typer", reason="the command needs the extra `cli`")
 
 import amp_script
-from amp_script.cli import bench, contestants
+from amp_script.cli import contestants
 from amp_script.cli.app import run
 
 MODELS = """
@@ -164,7 +164,7 @@ def test_a_program_without_metadata_of_its_inputs_needs_real_ones(
 ) -> None:
     amp_script.save(amp_script.script(torch.nn.Linear(8, 2)), "scripted.pt")
     assert run(["bench", "scripted.pt", *FEW]) == 2
-    assert "says nothing about its inputs; give --input" in capsys.readouterr().err
+    assert "says nothing about its inputs; give some with --input" in capsys.readouterr().err
     shown = _measured(capsys, "scripted.pt", "--input", "3x8", "--against", "native")
     assert "native" in shown["ways"][1]["name"]
 
@@ -187,7 +187,7 @@ def test_a_plot(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -
         (["--against", "magic"], "--against magic: expected native, upcast, packed, eager-float32"),
         (["--against", "recipe"], "--against recipe runs the model: name it with --model TARGET"),
         (["--input", "3x"], "input spec '3x', column 3"),
-        (["--input", "3x8", "--input", "3x8"], "2 inputs by position: net.pt takes input"),
+        (["--input", "3x8", "--input", "3x8"], "2 inputs by position: the file takes input"),
         (["--plot", "times.xyz"], "--plot times.xyz: expected a name that ends in .avif, "),
         (["--plot", "no/times.png"], "no folder no to write times.png into"),
         (["--device", "toaster"], "--device toaster: this torch cannot use it"),
@@ -219,9 +219,7 @@ def test_what_is_named_and_not_installed_is_an_error(
     args: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setattr(
-        bench.importlib.util, "find_spec", lambda name: None if name == package else object()
-    )
+    monkeypatch.setitem(sys.modules, package, None)
     assert run(["bench", "net.pt", "--model", "models.py:net", *args]) == 2
     assert message in capsys.readouterr().err
 

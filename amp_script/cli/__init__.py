@@ -1,9 +1,9 @@
 """The command ``amp-script``.
 
-To add a command: write ``cli/NAME.py`` with a function ``command`` whose docstring is its help and
-whose parameters are its arguments, in typer's notation, and put NAME into :data:`COMMANDS`. Errors
-are raised, not printed: :class:`~amp_script.errors.UsageError` for a wrong command line, any other
-exception for a failure.
+To add a command: write ``cli/NAME.py``, with underscores for the name's hyphens, with a function
+``command`` whose docstring is its help and whose parameters are its arguments, in typer's notation,
+and put NAME into :data:`COMMANDS`. Errors are raised, not printed:
+:class:`~amp_script.errors.UsageError` for a wrong command line, any other exception for a failure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from typing import Final
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: Final = ("freeze", "lower", "verify", "bench", "doctor", "stubgen", "stubs")
+COMMANDS: Final = (
+    "freeze",
+    "lower",
+    "verify",
+    "compare",
+    "inspect",
+    "bench",
+    "export-triton",
+    "doctor",
+    "stubgen",
+    "stubs",
+)
 """Names of the commands, in the order in which the help lists them."""
 
 

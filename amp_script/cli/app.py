@@ -64,7 +64,7 @@ def application() -> typer.Typer:
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     app.callback()(_options)
     for name in COMMANDS:
-        module = importlib.import_module(f"amp_script.cli.{name}")
+        module = importlib.import_module(f"amp_script.cli.{name.replace('-', '_')}")
         app.command(name)(module.command)
     return app
 

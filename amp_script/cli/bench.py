@@ -24,11 +24,9 @@ from amp_script.calls import Call
 from amp_script.cli import output, targets
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
 from amp_script.cli.files import require_free, require_plots
-from amp_script.cli.inputs import device_of, example_inputs, moved
+from amp_script.cli.inputs import device_of, example_inputs, moved, program_call
 from amp_script.cli.targets import ExampleInputs
-from amp_script.errors import AmpScriptError, InputError, TracingError, UsageError
-from amp_script.frozen import FrozenModule
-from amp_script.made_inputs import make_inputs
+from amp_script.errors import AmpScriptError, TracingError, UsageError
 from amp_script.regions import Region
 from amp_script.timing import WARM_UP, Times, interleaved
 
@@ -175,56 +173,37 @@ def _setting(
     place = device_of(device or metadata.device)
     program = amp_script.load(file, map_location=place)
     model = None if model_target is None else targets.load_model(model_target).to(place)
-    names = [argument.name for argument in _schema(program).arguments[1:]]
-    if given is None:
-        of_program, of_model = _made_calls(program, model)
-    else:
-        inputs, kwargs = moved(given(), place)
-        of_model = Call.bind(model or program, inputs, kwargs)
-        args, kwargs = of_model.arguments()
-        if len(args) > len(names):
-            raise UsageError(f"{len(args)} inputs by position: {file} takes {', '.join(names)}")
-        of_program = Call.bind(program, {**dict(zip(names, args, strict=False)), **kwargs})
+    values = None if given is None else moved(given(), place)
+    of_program = program_call(program, values)
     return Setting(
         file=file,
         device=place,
         region=Region.resolve(place.type, metadata.dtype),
-        of_program=of_program.at_border({spec.name: spec.dtype for spec in metadata.inputs}),
+        of_program=of_program,
         model=model,
-        of_model=of_model,
+        of_model=_model_call(model or program, values, of_program),
         threads=torch.get_num_threads(),
     )
 
 
-def _schema(program: torch.jit.ScriptModule) -> Any:
-    forward: Any = program.forward
-    return forward.schema
-
-
-def _made_calls(
-    program: torch.jit.ScriptModule, model: torch.nn.Module | None
-) -> tuple[Call, Call]:
-    """The same made inputs for the program, by name, and for the model, as it takes them.
+def _model_call(
+    model: torch.nn.Module,
+    values: tuple[ExampleInputs, dict[str, object]] | None,
+    of_program: Call,
+) -> Call:
+    """The inputs of a program as the model takes them.
 
     Raises:
-        UsageError: the file does not say enough about its inputs.
         TracingError: the model does not take them.
     """
-    if not isinstance(program, FrozenModule):
-        raise UsageError(
-            "this file says nothing about its inputs; give --input SPEC, once for each, or "
-            "--inputs MODULE:ATTR"
-        )
+    if values is not None:
+        return Call.bind(model, *values)
+    _, made = of_program.arguments()
     try:
-        made = make_inputs(program)
-    except InputError as error:
-        raise UsageError(f"{error}, with --input or --inputs") from error
-    of_program = Call.bind(program, made)
-    try:
-        return of_program, Call.bind(model or program, made)
+        return Call.bind(model, made)
     except TracingError:
         # Parameters such as *args have names in the program that the model does not know.
-        return of_program, Call.bind(model or program, tuple(made.values()))
+        return Call.bind(model, tuple(made.values()))
 
 
 @dataclass(frozen=True)

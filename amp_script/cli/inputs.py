@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from amp_script import structure
+from amp_script.calls import Call
 from amp_script.cli import specs, targets
 from amp_script.cli.targets import ExampleInputs
-from amp_script.errors import UsageError
+from amp_script.errors import InputError, UsageError
+from amp_script.frozen import FrozenModule
+from amp_script.made_inputs import make_inputs
 
-__all__ = ["DTYPES", "choice", "device_of", "example_inputs", "moved"]
+__all__ = ["DTYPES", "choice", "device_of", "example_inputs", "moved", "program_call"]
 
 T = TypeVar("T")
 
@@ -69,3 +72,38 @@ def moved(value: T, place: torch.device) -> T:
     """Return nested inputs with every tensor in them on ``place``."""
     tensors, nest = structure.flatten(value, "inputs")
     return cast(T, structure.unflatten(nest, (tensor.to(place) for tensor in tensors)))
+
+
+def program_call(
+    program: torch.jit.ScriptModule, given: tuple[ExampleInputs, dict[str, object]] | None
+) -> Call:
+    """Return a call of a loaded program, by name and in the dtypes of its border.
+
+    Args:
+        program: what :func:`amp_script.load` returned.
+        given: inputs and keyword arguments; made from the metadata if None.
+
+    Raises:
+        UsageError: the inputs do not fit, or the file does not say enough about its inputs.
+    """
+    if given is None:
+        return Call.bind(program, _made(program))
+    args, kwargs = Call.bind(program, *given).arguments()
+    forward: Any = program.forward
+    names = [argument.name for argument in forward.schema.arguments[1:]]
+    if len(args) > len(names):
+        raise UsageError(f"{len(args)} inputs by position: the file takes {', '.join(names)}")
+    call = Call.bind(program, {**dict(zip(names, args, strict=False)), **kwargs})
+    if not isinstance(program, FrozenModule):
+        return call
+    return call.at_border({spec.name: spec.dtype for spec in program.metadata.inputs})
+
+
+def _made(program: torch.jit.ScriptModule) -> dict[str, object]:
+    advice = "with --input SPEC, once for each, or with --inputs MODULE:ATTR"
+    if not isinstance(program, FrozenModule):
+        raise UsageError(f"this file says nothing about its inputs; give some {advice}")
+    try:
+        return make_inputs(program)
+    except InputError as error:
+        raise UsageError(f"{error}, {advice}") from error

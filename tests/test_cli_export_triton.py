@@ -1,0 +1,354 @@
+"""``amp-script export-triton``: what it writes, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("typer", reason="the command needs the extra `cli`")
+
+import amp_script
+from amp_script.cli.app import run
+from amp_script.errors import ExportError
+from amp_script.triton import repository, write_repository
+
+FLOAT32 = torch.float32
+
+
+class Tagger(nn.Module):
+    """Nested inputs, an argument that is held fast, and a dictionary that holds a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 16)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, batch, pair, mask, scale=1.0):
+        hidden = self.embed(batch["ids"]) * mask.unsqueeze(-1)
+        tags = self.out(hidden) * scale + pair[0] + pair[1][0]
+        return {"tags": tags, "of": (tags.argmax(-1), None, tags > 0)}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    return tmp_path
+
+
+def _save(model: object, inputs: Any, file: str = "net.pt", **options: Any) -> amp_script.load:
+    frozen = amp_script.trace_and_freeze(model, inputs, **{"output_dtype": FLOAT32, **options})
+    amp_script.save(frozen, file)
+    return frozen
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+# --- a reader of the text format, of as much of it as a configuration has -------------------------
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\w.-]+|[\[\]{}:,]')
+
+
+def _read(text: str) -> dict[str, Any]:
+    assert not _TOKEN.sub("", text).strip()
+    tokens = _TOKEN.findall(text)
+    message = _message(tokens)
+    assert not tokens
+    return message
+
+
+def _message(tokens: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    while tokens and tokens[0] != "}":
+        field = tokens.pop(0)
+        if tokens[0] == ":":
+            tokens.pop(0)
+        values = _value(tokens)
+        if isinstance(values, list):
+            found.setdefault(field, []).extend(values)
+        else:
+            assert field not in found
+            found[field] = values
+    return found
+
+
+def _value(tokens: list[str]) -> Any:
+    token = tokens.pop(0)
+    if token == "{":
+        message = _message(tokens)
+        assert tokens.pop(0) == "}"
+        return message
+    if token != "[":
+        return (
+            token[1:-1] if token[0] == '"' else int(token) if token.strip("-").isdigit() else token
+        )
+    values = []
+    while tokens[0] != "]":
+        values.append(_value(tokens))
+        if tokens[0] == ",":
+            tokens.pop(0)
+    tokens.pop(0)
+    return values
+
+
+def _config(place: str) -> dict[str, Any]:
+    return _read(Path(place, "config.pbtxt").read_text())
+
+
+def _port(name: str, kind: str, *dims: int) -> dict[str, Any]:
+    return {"name": name, "data_type": kind, "dims": list(dims)}
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def test_a_program_that_is_served_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen = _save(_net(), torch.randn(3, 8))
+    assert run(["export-triton", "net.pt", "-o", "models"]) == 0
+    assert "output OUTPUT__0  float32 3x4, output" in capsys.readouterr().out
+    assert _config("models/net") == {
+        "name": "net",
+        "backend": "pytorch",
+        "platform": "pytorch_libtorch",
+        "max_batch_size": 0,
+        "input": [_port("input", "TYPE_FP32", 3, 8)],
+        "output": [_port("OUTPUT__0", "TYPE_FP32", 3, 4)],
+        "instance_group": [{"kind": "KIND_CPU"}],
+    }
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert torch.equal(torch.jit.load("models/net/1/model.pt")(x), frozen(x))
+    assert amp_script.load("models/net/1/model.pt").metadata == amp_script.load("net.pt").metadata
+    assert {path.name for path in folder.rglob("*")} == {
+        *("net.pt", "models", "net", "config.pbtxt", "1", "model.pt")
+    }
+
+
+def test_nested_inputs_and_outputs_become_tensors() -> None:
+    batch = {"ids": torch.arange(6).reshape(2, 3)}
+    pair = (torch.randn(4), [torch.randn(1)])
+    options = {"example_kwargs": {"mask": torch.ones(2, 3), "scale": 3.0}}
+    frozen = _save(Tagger().eval(), (batch, pair), "tagger.pt", **options)
+    assert run(["export-triton", "tagger.pt", "-o", "models", "--name", "tags-2"]) == 0
+    config = _config("models/tags-2")
+    assert config["input"] == [
+        _port("batch_ids", "TYPE_INT64", 2, 3),
+        _port("pair_0", "TYPE_FP32", 4),
+        _port("pair_1_0", "TYPE_FP32", 1),
+        _port("mask", "TYPE_FP32", 2, 3),
+    ]
+    assert config["output"] == [
+        _port("tags__0", "TYPE_FP32", 2, 3, 4),
+        _port("of__1", "TYPE_INT64", 2, 3),
+        _port("of__2", "TYPE_BOOL", 2, 3, 4),
+    ]
+    served = torch.jit.load("models/tags-2/1/model.pt")
+    arguments = served.forward.schema.arguments[1:]
+    assert [argument.name for argument in arguments] == [port["name"] for port in config["input"]]
+    assert {argument.type.kind() for argument in arguments} == {"TensorType"}
+    given = {"ids": torch.tensor([[5, 9, 1], [0, 2, 3]])}
+    for _ in range(3):
+        with torch.no_grad():
+            got = served(given["ids"], pair[0], pair[1][0], options["example_kwargs"]["mask"])
+            expected = frozen(given, pair, torch.ones(2, 3), 3.0)
+        assert isinstance(got, tuple)
+        wanted = (expected["tags"], expected["of"][0], expected["of"][2])
+        assert all(map(torch.equal, got, wanted))
+
+
+def test_one_dictionary_is_what_the_backend_takes() -> None:
+    _save(
+        lambda batch: batch["a b"] + batch["c"],
+        {"batch": {"a b": torch.ones(2), "c": torch.ones(2)}},
+    )
+    assert run(["export-triton", "net.pt", "-o", "models"]) == 0
+    assert [port["name"] for port in _config("models/net")["input"]] == ["a b", "c"]
+    (argument,) = torch.jit.load("models/net/1/model.pt").forward.schema.arguments[1:]
+    assert argument.type.kind() == "DictType"
+
+
+def test_names_that_collide_are_told_apart() -> None:
+    def model(a: Any, a_x: torch.Tensor) -> torch.Tensor:
+        return a["x"] * a["x "] + a_x
+
+    one = torch.ones(2)
+    _save(model, ({"x": one, "x ": one}, one))
+    assert run(["export-triton", "net.pt", "-o", "models"]) == 0
+    names = [port["name"] for port in _config("models/net")["input"]]
+    assert names == ["a_x_0", "a_x_1", "a_x"]
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_sizes_that_vary_are_free(real: bool) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ torch.ones(8, 4), x[:1]
+
+    _save(model, torch.randn(3, 8), check_inputs=[torch.randn(5, 8)])
+    given = ["--input", "3x8"] if real else []
+    assert run(["export-triton", "net.pt", "-o", "models", *given]) == 0
+    config = _config("models/net")
+    assert config["input"][0]["dims"] == [-1, 8]
+    assert [port["dims"] for port in config["output"]] == [[-1, 4], [1, 8]]
+
+
+def test_batches() -> None:
+    def model(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * weight.unsqueeze(-1), x.argmax(-1)
+
+    _save(model, (torch.randn(3, 8), torch.randn(3)))
+    assert run(["export-triton", "net.pt", "-o", "models", "--max-batch-size", "32"]) == 0
+    config = _config("models/net")
+    assert config["max_batch_size"] == 32
+    none_left = {"dims": [1], "reshape": {"shape": []}}
+    weight = {"name": "weight", "data_type": "TYPE_FP32", **none_left}
+    assert config["input"] == [_port("x", "TYPE_FP32", 8), weight]
+    assert config["output"][0]["dims"] == [8]
+    assert config["output"][1].items() >= none_left.items()
+
+
+def test_the_plan_that_the_server_runs() -> None:
+    _save(_net(), torch.randn(3, 8))
+    args = ["export-triton", "net.pt", "-o", "models", "--compute", "upcast"]
+    assert run(args) == 0
+    assert amp_script.load("models/net/1/model.pt").metadata.compute == "upcast"
+    # A plan that is baked in is kept.
+    assert run(["export-triton", "models/net/1/model.pt", "-o", "models"]) == 0
+    assert amp_script.load("models/model/1/model.pt").metadata.compute == "upcast"
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def _with_a_number(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return x + 1, 5
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "args", "message"),
+    [
+        (nn.Linear(8, 2), {"output_dtype": None}, [], "output is bfloat16, which Triton's PyTorch"),
+        (nn.Linear(8, 2), {"output_dtype": None}, [], "--output-dtype float32"),
+        (nn.Linear(8, 2), {"input_dtype": torch.bfloat16}, [], "input input is bfloat16"),
+        (lambda x: x.sum(), {}, [], "output has no dimensions"),
+        (lambda x: x.to(torch.complex64), {}, [], "output is complex64, which Triton's"),
+        (_with_a_number, {}, [], "output[1] is 5, and the backend returns tensors alone"),
+        (lambda x: x.sum(0), {}, ["--max-batch-size", "4"], "its first dimension is no batch"),
+        (lambda x: x - x.mean(0), {}, ["--max-batch-size", "4"], "depends on the other rows"),
+        (lambda x: x.view(3, 8), {}, ["--max-batch-size", "4"], "the program fails on its inputs"),
+        (nn.Linear(8, 2), {}, ["--name", "../up"], "'../up' cannot be a model's name"),
+        (nn.Linear(8, 2), {}, ["--input", "3x9"], "cannot be multiplied"),
+    ],
+)
+def test_programs_that_cannot_be_served(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: Callable[..., object],
+    options: dict[str, Any],
+    args: list[str],
+    message: str,
+) -> None:
+    model = model.eval() if isinstance(model, nn.Module) else model
+    _save(model, torch.randn(3, 8), **options)
+    assert run(["export-triton", "net.pt", "-o", "models", *args]) == 1
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not list(folder.rglob("config.pbtxt"))
+
+
+def test_inputs_without_a_common_batch() -> None:
+    frozen = _save(lambda x, y: x @ y, (torch.randn(3, 8), torch.randn(8, 2)))
+    with pytest.raises(ExportError, match=r"no batch .* x has 3, y has 8"):
+        write_repository(frozen, Path("models"), "net", max_batch_size=4)
+    assert not Path("models").exists()
+
+
+def test_a_named_tuple_of_the_programs_own() -> None:
+    frozen = _save(
+        lambda batch: batch["a"] + batch["b"][0], ({"a": torch.ones(2), "b": [torch.ones(2)]},)
+    )
+    with pytest.raises(ExportError, match=r"input batch is a .*; freeze a function that takes its"):
+        write_repository(frozen, Path("models"), "net")
+
+
+def test_a_scripted_program(capsys: pytest.CaptureFixture[str]) -> None:
+    amp_script.save(amp_script.script(_net()), "net.pt")
+    assert run(["export-triton", "net.pt", "-o", "models"]) == 1
+    assert "is a scripted program" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-o", "no/models"], "no folder no to make models in"),
+        (["-o", "net.pt"], "net.pt is a file: expected a folder after -o"),
+        (["-o", "models", "--compute", "packed"], "--compute packed: expected native or upcast"),
+        (["-o", "models", "--input", "3x"], "input spec '3x', column 3"),
+        (["-o", "models", "--max-batch-size", "-1"], "Invalid value for '--max-batch-size'"),
+    ],
+)
+def test_wrong_command_lines(
+    capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    _save(_net(), torch.randn(3, 8), verify=False)
+    assert run(["export-triton", "net.pt", *args]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_an_existing_model_is_replaced_on_demand_only(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _save(_net(), torch.randn(3, 8), verify=False)
+    args = ["export-triton", "net.pt", "-o", "models"]
+    assert run(args) == 0
+    before = (folder / "models/net/1/model.pt").read_bytes()
+    _save(_net(), torch.randn(3, 8), verify=False)
+    assert run(args) == 2
+    assert "models/net exists: pass --force to replace it" in capsys.readouterr().err
+    assert (folder / "models/net/1/model.pt").read_bytes() == before
+    assert run([*args, "--force"]) == 0
+    assert (folder / "models/net/1/model.pt").read_bytes() != before
+    (folder / "models/net/2").mkdir()
+    assert run([*args, "--force"]) == 1
+    assert "models/net also holds 2, which would be deleted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["save", "_put_in_place", "rename"])
+def test_a_failure_while_writing_keeps_the_old_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, where: str
+) -> None:
+    _save(_net(), torch.randn(3, 8), verify=False)
+    args = ["export-triton", "net.pt", "-o", "models", "--force"]
+    assert run(args) == 0
+    before = {path: path.stat() for path in folder.rglob("*")}
+
+    def fail(*_: object) -> None:
+        raise error
+
+    if where == "rename":
+        original = Path.rename
+
+        def rename(self: Path, target: Path) -> Path:
+            if self.parent.name.startswith(".net.") and self.name == "net":
+                raise error
+            return original(self, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+    else:
+        monkeypatch.setattr(repository, where, fail)
+    assert run(args) == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    after = {path: path.stat() for path in folder.rglob("*")}
+    assert after.keys() == before.keys()
+    file = folder / "models/net/1/model.pt"
+    assert after[file].st_ino == before[file].st_ino
