@@ -19,7 +19,7 @@ from torch import nn
 from amp_script.errors import SubmoduleError
 from amp_script.jit_state import AmbientState
 from amp_script.structure import map_tensors
-from amp_script.submodules import called_from_python, forward_replaced, matching, names_of
+from amp_script.submodules import Names, called_from_python, forward_replaced, matching, names_of
 
 __all__ = ["Float32Blocks", "keep_float32"]
 
@@ -64,10 +64,12 @@ class Float32Blocks:
     Attributes:
         patterns: what names them.
         modules: for each pattern the modules to stand in for.
+        names: of all modules of the model.
     """
 
     patterns: tuple[str, ...]
     modules: Mapping[str, Sequence[nn.Module]]
+    names: Names
 
     @classmethod
     def select(cls, model: object, patterns: Sequence[str]) -> Float32Blocks:
@@ -83,7 +85,7 @@ class Float32Blocks:
         if wrong is not None:
             raise TypeError(f"keep_float32 has {wrong!r} in it: expected names of submodules")
         if not patterns:
-            return cls((), {})
+            return cls((), {}, {})
         names, reachable = names_of(model), called_from_python(model)
         found = {pattern: matching(pattern, names) for pattern in patterns}
         matched = {module for modules in found.values() for module in modules}
@@ -101,7 +103,7 @@ class Float32Blocks:
             pattern: [module for module in modules if module in reachable]
             for pattern, modules in found.items()
         }
-        return cls(tuple(patterns), kept)
+        return cls(tuple(patterns), kept, names)
 
     @contextmanager
     def enter(self) -> Iterator[Set[nn.Module]]:
@@ -134,6 +136,26 @@ class Float32Blocks:
                     f"the model calls nothing that it matches ({kinds}), so it would keep nothing "
                     "in float32; name the module whose forward does the computing, which is one "
                     "inside a ModuleList, and the one outside where weights are only read",
+                )
+
+    def require_unused(self, names: Set[str], method: str) -> None:
+        """Refuse modules that a method calls which is compiled, and does not keep them.
+
+        Args:
+            names: dotted names of the submodules that it calls.
+            method: its name.
+
+        Raises:
+            SubmoduleError: names a pattern that matches one, and the method.
+        """
+        for pattern, modules in self.modules.items():
+            both = names & {name for module in modules for name in self.names[module]}
+            if both:
+                raise SubmoduleError(
+                    pattern,
+                    f"method {method!r} is compiled by scripting and calls {min(both)!r}, which "
+                    "Python cannot keep in float32 there; put a block with autocast(enabled=False) "
+                    "into the source",
                 )
 
 

@@ -61,7 +61,7 @@ def advise(
     else:
         blocks, remaining = _where_precision_is_lost(trials, calls, before)
     names = tuple(runs.name(module) for module in blocks)
-    return Advice(names, before, remaining, _share(runs, blocks), trials.count)
+    return Advice(names, before, remaining, _share(calls, blocks), trials.count)
 
 
 class _Trials:
@@ -79,7 +79,8 @@ class _Trials:
     def blocks(self, modules: Sequence[nn.Module]) -> Float32Blocks:
         """These modules and those that are kept anyway."""
         own = {self.runs.name(module): [module] for module in modules}
-        return Float32Blocks((*self._kept.patterns, *own), {**self._kept.modules, **own})
+        patterns = (*self._kept.patterns, *own)
+        return Float32Blocks(patterns, {**self._kept.modules, **own}, self.runs.names)
 
     def run(self, modules: Sequence[nn.Module]) -> Difference | None:
         """How far the result is from float32; None where the model fails so."""
@@ -138,7 +139,7 @@ def _where_precision_is_lost(
         goal = before.relative - 0.9 * (before.relative - min(now for now, _ in tried).relative)
         now, module = next(pair for pair in tried if pair[0].relative <= goal)
         enough = now.relative <= before.relative / 2
-        if enough or not blocks or _share(trials.runs, blocks) > LARGEST_SHARE:
+        if enough or not blocks or _share(calls, blocks) > LARGEST_SHARE:
             blocks, remaining = [module], now
         if not enough:
             break
@@ -156,7 +157,10 @@ def _callees(calls: Sequence[SubmoduleCall], caller: nn.Module | None) -> list[n
     return sorted(worst, key=lambda module: worst[module], reverse=True)[:_TRIED_AT_A_LEVEL]
 
 
-def _share(runs: Runs, blocks: Sequence[nn.Module]) -> float:
-    held = {id(p): p.numel() for module in blocks for p in module.parameters()}
-    total = {id(p): p.numel() for module in runs.names for p in module.parameters(recurse=False)}
-    return sum(held.values()) / (sum(total.values()) or 1)
+def _share(calls: Sequence[SubmoduleCall], blocks: Sequence[nn.Module]) -> float:
+    """Which part of what runs in lower precision, by the number of weights, lies in blocks."""
+    inside_blocks = {part for module in blocks for part in module.modules()}
+    lossy = {call.module for call in calls if call.own is not None and call.own != Difference()}
+    sizes = {module: sum(p.numel() for p in module.parameters(recurse=False)) for module in lossy}
+    held = sum(size for module, size in sizes.items() if module in inside_blocks)
+    return held / (sum(sizes.values()) or 1)

@@ -138,11 +138,13 @@ def _layer_calls(runs: Runs, calls: Sequence[SubmoduleCall]) -> tuple[LayerCall,
 
 
 def _not_called(runs: Runs, calls: Sequence[SubmoduleCall]) -> tuple[str, ...]:
-    """Names of modules that have a ``forward``, which did not run."""
+    """Names of modules with weights of their own and a ``forward``, which did not run."""
     called = {call.module for call in calls}
     observable = called_from_python(runs.model)
     return tuple(
         runs.name(module)
         for module in runs.names
-        if module in observable - called and type(module).forward is not nn.Module.forward
+        if module in observable - called
+        and type(module).forward is not nn.Module.forward
+        and any(True for _ in module.parameters(recurse=False))
     )

@@ -15,7 +15,7 @@ from amp_script.metadata import plain
 __all__ = ["HEADINGS", "LARGEST_SHARE", "Advice", "LayerCall", "LayerReport"]
 
 LARGEST_SHARE: Final = 0.5
-"""Of the model's weights, in blocks that are worth it to keep in float32."""
+"""The largest :attr:`Advice.share` with which it is worth it to keep blocks in float32."""
 
 HEADINGS: Final = (
     *("submodule", "class", "dtype", "mostly from"),
@@ -74,7 +74,8 @@ class Advice:
             ``keep_float32``; empty where nothing that was tried makes the result better.
         before: how far the result is from float32.
         remaining: how far it is with the blocks kept, measured.
-        share: of the model's weights that the blocks hold, between 0 and 1.
+        share: of the weights of all that differs from float32 by itself, which part the blocks
+            hold, between 0 and 1: what is lost where they do not run in lower precision.
         tried: how many runs with something kept were made to find out.
     """
 
@@ -120,8 +121,8 @@ class LayerReport:
         output: how far the model's result is from float32.
         calls: in the order in which they begin.
         advice: what to keep in float32; None where it was not asked for.
-        not_called: names of submodules whose ``forward`` did not run: what they do, as where only
-            their weights are read, counts to the one that does it.
+        not_called: names of submodules with weights whose ``forward`` did not run; where others
+            read the weights, the error counts to those.
     """
 
     dtype: torch.dtype

@@ -2,8 +2,9 @@
 
 :mod:`~amp_script.tracing.freezing` is the whole way, step by step. The steps have a file each:
 what surrounds the run (``session``), the recording itself (``recording``), operators that cannot
-be recorded as they run (``missing_kernels``, ``python_operators``), what becomes of the recorded
-graph (``constants``, ``specialise``, ``graph_difference``), and batch norm (``batch_norm``).
+be recorded as they run (``missing_kernels``, ``python_operators``), methods that are compiled and
+not recorded (``compiled_calls``), what becomes of the recorded graph (``constants``,
+``specialise``, ``graph_difference``), and batch norm (``batch_norm``).
 """
 
 from amp_script.tracing.freezing import Inputs, trace_and_freeze

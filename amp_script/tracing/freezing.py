@@ -44,6 +44,7 @@ from amp_script.requirements import require_runnable
 from amp_script.scripting.programs import originals
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
+from amp_script.tracing.compiled_calls import submodules_called_by
 from amp_script.tracing.constants import attach_weights, own_constants
 from amp_script.tracing.graph_difference import first_difference
 from amp_script.tracing.missing_kernels import stand_in_for_missing_kernels
@@ -292,6 +293,8 @@ class _Freezing:
         """Record the model without gradients and, where that differs, with them."""
         modules = modules_of(self.model)
         recorder = Recorder(self.model, modules, self.preserved)
+        for name in recorder.compiled:
+            self.kept.require_unused(submodules_called_by(recorder.cpp_module, name), name)
         with trace_session() as places, untouched(modules) as state:
             with torch.no_grad():
                 result, dtypes = self.record_once(recorder, _WITHOUT_GRAD, call)
