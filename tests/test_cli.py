@@ -49,7 +49,8 @@ def test_help_lists_every_command(args: list[str], capsys: pytest.CaptureFixture
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run([name, "--help"]) == 0
     assert f"amp-script {name}" in capsys.readouterr().out
-    assert importlib.import_module(f"amp_script.cli.{name}").command.__doc__
+    module = importlib.import_module(f"amp_script.cli.{name.replace('-', '_')}")
+    assert module.command.__doc__
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
