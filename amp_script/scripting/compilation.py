@@ -1,6 +1,6 @@
 """Compiling with TorchScript so that what comes out can be lowered.
 
-Four things are different from ``torch.jit.script``, for the calling thread and while it compiles:
+Five things are different from ``torch.jit.script``, for the calling thread and while it compiles:
 
 - **Types.** TorchScript keeps one type for all modules that look alike, with one body for each
   method, in a table for the whole process. A module whose methods are changed after they were
@@ -13,6 +13,8 @@ Four things are different from ``torch.jit.script``, for the calling thread and 
 - **Interfaces.** A submodule that is annotated with a ``torch.jit.interface`` gets its own type,
   which is the interface's too, so that what is called in a region is known. Another submodule of
   another type cannot be put in its place afterwards: TorchScript refuses it.
+- **Custom functions.** Calls of custom autograd functions are compiled, which torch from 2.14 on
+  refuses; see :mod:`amp_script.scripting.custom_functions`.
 - **Early exits.** ``with`` blocks are compiled as marks, of which regions are made afterwards; see
   :mod:`amp_script.scripting.early_exits`.
 
@@ -47,6 +49,7 @@ from torch.jit.frontend import get_default_args, get_jit_def
 
 from ..interception import replaced
 from ..twin import decorate_function
+from .custom_functions import custom_functions_compiled
 from .early_exits import nest_regions, with_marks
 
 __all__ = ["compile_function", "compile_module"]
@@ -95,6 +98,7 @@ def _compiling() -> Iterator[None]:
     with (
         _lock,
         _types_of_its_own(),
+        custom_functions_compiled(),
         replaced(_recursive, "make_stub", _make_stub),
         replaced(_recursive, "make_stubs_for_overloads", _make_stubs_for_overloads),
         replaced(_recursive, "try_compile_fn", _try_compile_fn),
