@@ -7,7 +7,8 @@ operators from the schemas in its ``libtorch_cpu`` (``operator_ages.txt``, writt
 ``tools/operator_ages.py``). What an older release computes in a dtype is another question.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C._get_operator_version_map``,
-``torch._C.parse_schema``, ``torch._C._create_function_from_graph``,
+``torch._C.parse_schema``, ``torch._C._create_function_from_graph``, ``torch._C.ParameterDict``,
+``torch._C.BufferDict``, ``torch._C.ModuleDict``,
 ``torch._C.import_ir_module_from_buffer``, the C++ module's ``_save_to_buffer_for_mobile``,
 ``torch._C._load_for_lite_interpreter_from_buffer``.
 """
@@ -37,9 +38,10 @@ __all__ = [
     "Argument",
     "Release",
     "arguments_of",
-    "foreign_operators",
+    "module_runs_in_lite_interpreter",
     "oldest_libtorch",
     "runs_in_lite_interpreter",
+    "unrecorded_operators",
 ]
 
 Release: TypeAlias = "tuple[int, int]"
@@ -110,10 +112,15 @@ def oldest_libtorch(graphs: Iterable[Graph]) -> str | None:
     return f"{oldest[0]}.{oldest[1]}"
 
 
-def foreign_operators(graphs: Iterable[Graph]) -> tuple[str, ...]:
-    """Kinds of operator in these graphs because of which :func:`oldest_libtorch` is not known."""
+def unrecorded_operators(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """Operators because of which :func:`oldest_libtorch` is not known, with their overloads."""
     nodes = (node for graph in graphs for node in nodes_of(graph))
-    return tuple(sorted({node.kind() for node in nodes if _needed(node) is None}))
+    return tuple(sorted({_qualified_name(node) for node in nodes if _needed(node) is None}))
+
+
+def _qualified_name(node: Node) -> str:
+    name, _, rest = node.schema().partition("(")
+    return node.kind() if not name or rest == "no schema)" else name
 
 
 def _needed(node: Node) -> Release | None:
@@ -172,16 +179,43 @@ def _exports(graph: Graph) -> bool:
         if node.kind() == "prim::Constant" and is_tensor(node.output()):
             node.t_("value", torch.empty(0))
     function: Any = torch._C._create_function_from_graph("forward", skeleton)
-    torch_c: Any = torch._C
     try:
-        archive = function.save_to_buffer()
-        module = torch_c.import_ir_module_from_buffer(
-            torch_c.CompilationUnit(), archive, None, {}, False
-        )
-        exported = module._save_to_buffer_for_mobile()
-        torch._C._load_for_lite_interpreter_from_buffer(exported, None)
+        return _takes(_imported(function.save_to_buffer()))
     except RuntimeError:
         return False
+
+
+def module_runs_in_lite_interpreter(cpp_module: Any) -> bool:
+    """Whether the lite interpreter takes a module with attributes.
+
+    A copy of it is exported, its weights emptied, and loaded.
+    """
+    try:
+        copied = _imported(cpp_module.save_to_buffer())
+        _empty(copied)
+        return _takes(copied)
+    except RuntimeError:
+        return False
+
+
+def _imported(archive: bytes) -> Any:
+    torch_c: Any = torch._C
+    unit = torch_c.CompilationUnit()
+    return torch_c.import_ir_module_from_buffer(unit, archive, None, {}, False)
+
+
+def _empty(cpp_module: Any) -> None:
+    torch_c: Any = torch._C
+    for tensors in (torch_c.ParameterDict(cpp_module), torch_c.BufferDict(cpp_module)):
+        for name, tensor in tensors.items():
+            cpp_module.setattr(name, tensor.new_empty(0))
+    for _, child in torch_c.ModuleDict(cpp_module).items():
+        _empty(child)
+
+
+def _takes(cpp_module: Any) -> bool:
+    exported = cpp_module._save_to_buffer_for_mobile()
+    torch._C._load_for_lite_interpreter_from_buffer(exported, None)
     return True
 
 

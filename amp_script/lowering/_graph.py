@@ -158,12 +158,22 @@ _OWN_FILES = str(Path(__file__).parents[1])
 
 def source_of(node: Node) -> str:
     """The user's source line as ``file:line: text``, or ``""`` where TorchScript kept none."""
+    file, line = next(places_of(node), ("", 0))
+    return source_line(file, line) if file else ""
+
+
+def places_of(node: Node) -> Iterator[tuple[str, int]]:
+    """Files and lines that led to a node, the innermost first, this library's own left out."""
     for found in _RANGE.finditer(str(node.sourceRange())):
-        file, line = found["file"] or found["traced"], int(found["line"] or found["at"])
+        file = found["file"] or found["traced"]
         if not file.startswith(_OWN_FILES):
-            text = linecache.getline(file, line).strip()
-            return f"{file}:{line}: {text}" if text else f"{file}:{line}"
-    return ""
+            yield file, int(found["line"] or found["at"])
+
+
+def source_line(file: str, line: int) -> str:
+    """A line of source as ``file:line: text``, without the text where the file is not here."""
+    text = linecache.getline(file, line).strip()
+    return f"{file}:{line}: {text}" if text else f"{file}:{line}"
 
 
 _unit = torch._C.CompilationUnit()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from amp_script.compatibility import foreign_operators, oldest_libtorch, runs_in_lite_interpreter
+from amp_script.compatibility import (
+    module_runs_in_lite_interpreter,
+    oldest_libtorch,
+    runs_in_lite_interpreter,
+    unrecorded_operators,
+)
 from amp_script.compute import CppModule
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import Metadata
+from amp_script.scripting import LoweredModule
 
-from .flat import flatten
+from .flat import Flat, flatten
 from .model import Cast, Needs, Operator, PrecisionReport, Weights
 from .reading import Reading
 from .weights import constants_of, state_of, weigh
@@ -47,7 +53,7 @@ def precision_report(
     if metadata is None and isinstance(module, FrozenModule):
         metadata = module.metadata
     with _storable(module) as cpp_module:
-        flats = flatten(cpp_module)
+        flats = flatten(cpp_module, is_lowered=_is_lowered(module, metadata))
         operators: list[Operator] = []
         casts: list[Cast] = []
         left_out = 0
@@ -69,9 +75,7 @@ def precision_report(
             gradient_operators=left_out,
             metadata=metadata,
             needs=Needs(
-                oldest_libtorch(graphs),
-                runs_in_lite_interpreter([flat.graph for flat in flats]),
-                foreign_operators(graphs),
+                oldest_libtorch(graphs), _in_lite(cpp_module, flats), unrecorded_operators(graphs)
             ),
         )
 
@@ -86,7 +90,18 @@ def _storable(module: torch.jit.ScriptModule) -> Iterator[CppModule]:
         yield module._c
 
 
+def _is_lowered(module: torch.jit.ScriptModule, metadata: Metadata | None) -> bool:
+    """Whether lowering may have put the bodies of submodules into their callers'."""
+    is_scripted = metadata is not None and metadata.kind == "scripted"
+    return isinstance(module, LoweredModule) or is_scripted
+
+
 def _plan(module: torch.jit.ScriptModule, metadata: Metadata | None) -> str | None:
     if isinstance(module, FrozenModule):
         return module.compute
     return metadata.compute if metadata is not None and metadata.kind == "frozen" else None
+
+
+def _in_lite(cpp_module: CppModule, flats: Sequence[Flat]) -> bool:
+    alone = runs_in_lite_interpreter([flat.graph for flat in flats])
+    return module_runs_in_lite_interpreter(cpp_module) if alone is None else alone

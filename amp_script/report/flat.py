@@ -30,6 +30,7 @@ from amp_script.lowering._graph import (
     constant,
     is_constant,
     made_function,
+    nodes_of,
 )
 from amp_script.lowering.functions import CALLS, name_of
 from amp_script.lowering.helpers import PREFIX
@@ -67,10 +68,24 @@ class Flat:
     helpers: dict[str, Graph] = field(default_factory=dict)
 
 
-def flatten(cpp_module: CppModule) -> list[Flat]:
-    """Return every method of a module as a flat graph; the module is left as it is."""
+def flatten(cpp_module: CppModule, *, is_lowered: bool = False) -> list[Flat]:
+    """Return every method of a module as a flat graph; the module is left as it is.
+
+    Args:
+        cpp_module: the module.
+        is_lowered: whether lowering may have put the bodies of small submodules into those of their
+            callers. An operator there belongs to the submodule whose weights it takes, or else to
+            the caller.
+    """
     names = sorted(cpp_module._method_names(), key=lambda name: (name != "forward", name))
-    live = [_Flattening(cpp_module, name, None) for name in names]
+    flats = _flatten_all(cpp_module, names, is_lowered)
+    if not is_lowered and any(flat.helpers for flat in flats):
+        flats = _flatten_all(cpp_module, names, is_lowered=True)
+    return flats
+
+
+def _flatten_all(cpp_module: CppModule, names: Sequence[str], is_lowered: bool) -> list[Flat]:
+    live = [_Flattening(cpp_module, name, None, is_lowered) for name in names]
     if not any(each.unresolved for each in live):
         return [each.flat for each in live]
     # A live module does not say where its functions are; a copy's are where it was put.
@@ -80,7 +95,7 @@ def flatten(cpp_module: CppModule) -> list[Flat]:
         copied = _C.import_ir_module_from_buffer(unit, archive, None, {}, False)
     except RuntimeError:  # it calls Python, and what is missing stays so
         return [each.flat for each in live]
-    return [_Flattening(copied, name, unit).flat for name in names]
+    return [_Flattening(copied, name, unit, is_lowered).flat for name in names]
 
 
 @dataclass(frozen=True)
@@ -95,17 +110,19 @@ class _Place:
 class _Flattening:
     """Takes one method apart."""
 
-    def __init__(self, cpp_module: CppModule, name: str, unit: Any) -> None:
+    def __init__(self, cpp_module: CppModule, name: str, unit: Any, is_lowered: bool) -> None:
         graph = cpp_module._get_method(name).graph.copy()
         self.flat = Flat(name, graph)
         self.unresolved = False
         self._unit = unit
+        self._is_lowered = is_lowered
         self._editor = Editor(graph)
         self._modules: dict[int, tuple[CppModule, str]] = {}
         self._bodies: list[str] = []
+        self._owners: dict[int, str] = {}
         this = next(graph.inputs())
         self._modules[this.unique()] = (cpp_module, "")
-        self._block(graph.block(), _Place(None if _is_frozen(cpp_module) else ""))
+        self._block(graph.block(), _Place("" if _has_structure(cpp_module, graph) else None))
 
     def _block(self, block: Block, place: _Place) -> None:
         self._run(list(block.nodes()), place)
@@ -136,19 +153,31 @@ class _Flattening:
             self._block(block, inside)
 
     def _note(self, node: Node, place: _Place) -> None:
-        first = next(node.outputs(), None)
-        if first is None:
-            return
-        path = submodule_of(node)
-        if path is None:
-            path = _scope(node) if place.path is None else place.path
-        if path is not None:
-            self.flat.submodules[first.unique()] = path
-        for value in node.outputs():
-            if place.in_region:
-                self.flat.in_regions.add(value.unique())
-            if place.with_gradients:
-                self.flat.gradient_paths.add(value.unique())
+        outputs = list(node.outputs())
+        path = self._submodule(node, place)
+        if outputs and path is not None:
+            self.flat.submodules[outputs[0].unique()] = path
+        if place.in_region:
+            self.flat.in_regions.update(value.unique() for value in outputs)
+        if place.with_gradients:
+            self.flat.gradient_paths.update(value.unique() for value in outputs)
+
+    def _submodule(self, node: Node, place: _Place) -> str | None:
+        for find in (submodule_of, _scope, self._owner_of_weights):
+            found = find(node)
+            if found is not None:
+                return found
+        return place.path
+
+    def _owner_of_weights(self, node: Node) -> str | None:
+        if not self._is_lowered:
+            return None
+        taken = [value.unique() for value in node.inputs()]
+        owners = {self._owners[key] for key in taken if key in self._owners}
+        owner = owners.pop() if len(owners) == 1 else None
+        if owner is not None and cast_helper(node) is not None:
+            self._owners[node.output().unique()] = owner
+        return owner
 
     def _read(self, node: Node) -> None:
         """Follow an attribute of a module that is known."""
@@ -163,6 +192,7 @@ class _Flattening:
             self._modules[result] = (value, f"{path}.{name}" if path else name)
         else:
             self.flat.attributes[result] = value
+            self._owners[result] = path
 
     def _helper(self, node: Node) -> None:
         name = name_of(node)
@@ -256,9 +286,13 @@ def cast_helper(node: Node) -> str | None:
     return short if short.startswith("cast") else None
 
 
-def _is_frozen(cpp_module: CppModule) -> bool:
-    """Whether freezing took the module's structure away, and its mode with it."""
-    return not cpp_module.hasattr("training")
+def _has_structure(cpp_module: CppModule, graph: Graph) -> bool:
+    """Whether a node without a submodule's name belongs to the module itself.
+
+    Freezing takes the structure away, and the module's mode with it. Scopes outlive it, until the
+    module is saved.
+    """
+    return cpp_module.hasattr("training") or any(map(_scope, nodes_of(graph)))
 
 
 def _scope(node: Node) -> str | None:

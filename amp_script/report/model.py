@@ -73,7 +73,7 @@ class Cast:
     Attributes:
         operator: index of the operator that casts, in :attr:`PrecisionReport.operators`.
         before: dtype of what is cast; None where the program does not tell.
-        after: dtype that it is cast to; None where the program does not tell.
+        after: dtype that it is cast to, where it is; None where the program does not tell.
         origin: what is cast.
         feeds: kinds of the operators that take the result; ``"output"`` where it is returned.
         conditional: whether the program decides when it runs, by the dtype that it meets.
@@ -107,14 +107,13 @@ class Needs:
     Attributes:
         oldest_libtorch: oldest release whose libtorch has every operator, such as ``"1.10"``; None
             where that is not known.
-        lite_interpreter: whether the lite interpreter takes the program; None where that is not
-            known.
-        foreign_operators: kinds of operator that are not libtorch's own.
+        lite_interpreter: whether the lite interpreter takes the program.
+        unrecorded_operators: operators of which it is not known which release has them.
     """
 
     oldest_libtorch: str | None
-    lite_interpreter: bool | None
-    foreign_operators: tuple[str, ...]
+    lite_interpreter: bool
+    unrecorded_operators: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,8 @@ class PrecisionReport:
             planned = f", {self.planned} operators in float32 kernels" if self.planned else ""
             facts.append(("compute plan", self.compute + planned))
         facts.append(("libtorch", _libtorch(self.needs)))
-        facts.append(("lite interpreter", _YES_OR_NO[self.needs.lite_interpreter]))
+        takes = "takes it" if self.needs.lite_interpreter else "does not take it"
+        facts.append(("lite interpreter", takes))
         dtypes = ", ".join(f"{count} {dtype_name(dtype)}" for dtype, count in self.by_dtype.items())
         facts.append(("operators", f"{len(self.operators)}: {dtypes}" if dtypes else "none"))
         if self.gradient_operators:
@@ -326,14 +326,7 @@ def _verdict(verification: Verification) -> str:
 def _libtorch(needs: Needs) -> str:
     if needs.oldest_libtorch is not None:
         return f"{needs.oldest_libtorch} or newer"
-    return "not known: " + (
-        f"it lacks {', '.join(needs.foreign_operators)}"
-        if needs.foreign_operators
-        else "an operator is newer than those on record"
-    )
-
-
-_YES_OR_NO: Final = {True: "takes it", False: "does not take it", None: UNKNOWN}
+    return f"not known: no release on record has {', '.join(needs.unrecorded_operators)}"
 
 
 def _alike_merged(counts: Mapping[str | None, Counts]) -> dict[str, Counts]:

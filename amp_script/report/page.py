@@ -70,9 +70,11 @@ def _cards(report: PrecisionReport) -> Iterable[tuple[str, str, str]]:
     )
     yield "weights", size(sum(held.size for held in report.weights.values())), weights
     oldest = report.needs.oldest_libtorch
-    lite = {True: "and the lite interpreter", False: "not the lite interpreter", None: ""}
+    lite = (
+        "and the lite interpreter" if report.needs.lite_interpreter else "not the lite interpreter"
+    )
     runs_on = "not known" if oldest is None else f"libtorch {oldest}+"
-    yield "runs on", runs_on, lite[report.needs.lite_interpreter]
+    yield "runs on", runs_on, lite
 
 
 _PLURALS = {

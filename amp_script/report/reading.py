@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,13 @@ from functools import cached_property
 from typing import Final
 
 from amp_script.compute.dtypes import Dtypes, cast_dtype, infer
-from amp_script.lowering._graph import Block, Node, Value, parsed_schema, source_of
+from amp_script.lowering._graph import Block, Node, Value, parsed_schema, places_of, source_line
 from amp_script.lowering.functions import CALLS, name_of
 from amp_script.metadata import InputSpec
 
 from .flat import Flat, cast_helper
 from .model import Cast, Operator, Origin
-from .rules import JIT_CASTS, Rules, given_dtype
+from .rules import JIT_CASTS, Rules, cast_target, given_dtype
 
 __all__ = ["Reading"]
 
@@ -68,7 +69,7 @@ class Reading:
             kind=_kind(node),
             dtype=self.dtypes.of(node.outputsAt(0)),
             submodule=self.flat.submodules.get(_number(node)),
-            source=source_of(node),
+            source=_source(node),
             inputs=tuple(index_of[maker] for maker in makers if maker in index_of),
             operands=tuple(map(self.dtypes.of, _tensors_taken(node))),
         )
@@ -84,7 +85,7 @@ class Reading:
         return Cast(
             operator=index,
             before=self.dtypes.of(source),
-            after=self.dtypes.of(node.outputsAt(0)),
+            after=cast_target(node) or self.dtypes.of(node.outputsAt(0)),
             origin=_origin(source),
             feeds=tuple(dict.fromkeys(self._takers[_number(node)])),
             conditional=node.kind() in CALLS or node.kind() in JIT_CASTS,
@@ -127,6 +128,18 @@ def _kind(node: Node) -> str:
     if helper is not None:
         return f"amp_script::{helper}"
     return name_of(node) if node.kind() in CALLS else str(node.kind())
+
+
+def _source(node: Node) -> str:
+    """The innermost line that is not torch's own, or else the innermost."""
+    places = list(places_of(node))
+    chosen = next((place for place in places if not _TORCH.search(place[0])), None)
+    file, line = chosen or next(iter(places), ("", 0))
+    return source_line(file, line) if file else ""
+
+
+_TORCH: Final = re.compile(r"(^|[/\\])torch[/\\]([^/\\]+\.py$|nn[/\\]|jit[/\\]|_\w+[/\\])")
+"""A file of torch's, in whatever folder torch is installed where the program was made."""
 
 
 def _is_operator(node: Node) -> bool:

@@ -30,7 +30,7 @@ from amp_script.metadata import InputSpec
 from .dimensions import Dimensions, promoted
 from .flat import Flat, cast_helper
 
-__all__ = ["JIT_CASTS", "Rules", "given_dtype"]
+__all__ = ["JIT_CASTS", "Rules", "cast_target", "given_dtype"]
 
 _Found: TypeAlias = "Sequence[torch.dtype | None]"
 
@@ -153,17 +153,21 @@ def _named(node: Node, dtypes: Dtypes) -> _Found:
     return [] if dtype is None else [dtype]
 
 
+def cast_target(node: Node) -> torch.dtype | None:
+    """The dtype that a lowered program's cast is told to cast to, if it is known."""
+    numbers = [value for value in node.inputs() if value.type().kind() == "IntType"]
+    if cast_helper(node) is None or not all(map(is_constant, numbers)):
+        return None
+    return dtypes_by_code().get(constant(numbers[-1]))
+
+
 def _lowered_cast(node: Node, dtypes: Dtypes) -> _Found:
     """A lowered program's cast, which leaves alone what autocast would."""
-    if cast_helper(node) is None:
-        return []
-    before = dtypes.of(node.inputsAt(1))
-    numbers = [value for value in node.inputs() if value.type().kind() == "IntType"]
-    if before is None or not all(map(is_constant, numbers)):
-        return []
-    target = dtypes_by_code().get(constant(numbers[-1]))
-    is_eligible = before.is_floating_point and before is not torch.float64
-    return [target if is_eligible and target is not None else before]
+    target = cast_target(node)
+    before = None if target is None else dtypes.of(node.inputsAt(1))
+    if before is None or not before.is_floating_point or before is torch.float64:
+        return [before]
+    return [target]
 
 
 JIT_CASTS: Final = _aten("_autocast_to_reduced_precision _autocast_to_full_precision")
