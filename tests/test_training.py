@@ -231,8 +231,9 @@ def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
 def test_gradients_are_eager_autocasts(
     train: Train, name: str, ambient: torch.dtype | None
 ) -> None:
-    if name == "without" and keeps_casts_made_without_gradients():
-        pytest.skip("eager autocast of this torch loses the gradients that ours are compared with")
+    after_calls_without = train is several_calls_in_one_region and name in ("one weight", "forked")
+    if (name == "without" or after_calls_without) and keeps_casts_made_without_gradients():
+        pytest.skip("eager autocast of this torch loses all gradients of this module")
     torch.manual_seed(0)
     module = MODULES[name]()
     scripted = amp_script.script(copy.deepcopy(module))
