@@ -20,7 +20,7 @@ Five things are different from ``torch.jit.script``, for the calling thread and 
 
 Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
 (``ConcreteTypeStore``, ``concrete_type_store``, ``create_hooks_from_stubs``,
-``create_methods_and_properties_from_stubs``, ``create_script_module``,
+``create_methods_and_properties_from_stubs``, ``create_script_module``, ``get_annotations``,
 ``infer_methods_to_compile``, ``make_stub``, ``make_stubs_for_overloads``, ``try_compile_fn``),
 ``torch.jit._script._compile_function_with_overload``, ``torch._C._jit_script_compile`` with
 ``_overload`` and ``_jit_script_class_compile``,
@@ -65,7 +65,7 @@ _decorator: Any = autocast_decorator
 
 def compile_module(module: torch.nn.Module) -> RecursiveScriptModule:
     """Do what ``torch.jit.script(module)`` does, as the text above says."""
-    with _compiling(), _without_interfaces(module):
+    with _compiling():
         compiled: RecursiveScriptModule = _create_script_module(
             module, _recursive.infer_methods_to_compile
         )
@@ -99,6 +99,7 @@ def _compiling() -> Iterator[None]:
         _lock,
         _types_of_its_own(),
         custom_functions_compiled(),
+        replaced(_recursive, "get_annotations", _without_interfaces),
         replaced(_recursive, "make_stub", _make_stub),
         replaced(_recursive, "make_stubs_for_overloads", _make_stubs_for_overloads),
         replaced(_recursive, "try_compile_fn", _try_compile_fn),
@@ -150,23 +151,10 @@ def _types_of_its_own() -> Iterator[None]:
         _recursive.concrete_type_store = before
 
 
-@contextmanager
-def _without_interfaces(module: torch.nn.Module) -> Iterator[None]:
+def _without_interfaces(original: Callable[..., Any], module: object) -> dict[str, Any]:
     """Hide from TorchScript which submodules are annotated with interfaces."""
-    changed: list[dict[str, Any]] = []
-    try:
-        for each in module.modules():
-            annotations = getattr(each, "__annotations__", {})
-            kept = {name: kind for name, kind in annotations.items() if not _is_interface(kind)}
-            own = vars(each)
-            if len(kept) < len(annotations) and "__annotations__" not in own:
-                # If there were none, the class would be asked instead.
-                own["__annotations__"] = {"": torch.Tensor, **kept}
-                changed.append(own)
-        yield
-    finally:
-        for own in changed:
-            del own["__annotations__"]
+    annotations: dict[str, Any] = original(module)
+    return {name: kind for name, kind in annotations.items() if not _is_interface(kind)}
 
 
 def _is_interface(annotation: object) -> bool:
