@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import command_pages
@@ -15,12 +16,17 @@ import policy_pages
 import python_pages
 from mkdocs.exceptions import PluginError
 
+import amp_script.accuracy
+import amp_script.report
+
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "command": command_pages.commands,
     "composites": policy_pages.composites,
     "eligible device types": policy_pages.eligible_device_types,
     "errors": python_pages.errors,
     "input spec dtypes": command_pages.input_spec_dtypes,
+    "names of amp_script.accuracy": partial(python_pages.names_of, amp_script.accuracy),
+    "names of amp_script.report": partial(python_pages.names_of, amp_script.report),
     "native kernels": policy_pages.native_kernels,
     "policies by device": policy_pages.policies_by_device,
     "policy table": policy_pages.policy_table,

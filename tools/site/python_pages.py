@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 
-import amp_script
 from docstring_roles import without_roles
-from amp_script import errors as errors_module
 from markdown_text import cell, table
 
-__all__ = ["errors", "public_names"]
+import amp_script
+from amp_script import errors as errors_module
+
+__all__ = ["errors", "names_of", "public_names"]
 
 
 def public_names() -> str:
@@ -20,6 +22,12 @@ def public_names() -> str:
         for name in names
     ]
     return "\n".join([table(["name", "what it is"], rows), *map(_entry, names)])
+
+
+def names_of(package: ModuleType) -> str:
+    """Every name that a package exports and the library itself does not."""
+    names = [name for name in package.__all__ if name not in amp_script.__all__]
+    return "\n".join(f"::: {package.__name__}.{name}\n" for name in names)
 
 
 def errors() -> str:
