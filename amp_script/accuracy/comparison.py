@@ -82,7 +82,10 @@ def compare_layers(
     kept = Float32Blocks.select(model, keep_float32)
     runs = Runs(model, call, region)
     if not runs.names:
-        raise ComparisonError("the function runs no module that can be seen from outside")
+        raise ComparisonError(
+            "the function runs no module that can be seen from outside: expected one that it "
+            "closes over, or whose method it is"
+        )
     say = progress or _quiet
     with torch.inference_mode(False), torch.no_grad(), jit_autocast_pass(False), shield():
         return _compare(runs, kept, say, with_advice=advise)
@@ -110,6 +113,7 @@ def _compare(
         device=runs.region.device_type,
         keep_float32=kept.patterns,
         output=output,
+        lost_in_float32=sum(int((~tensor.isfinite()).sum()) for tensor in full.values()),
         calls=_layer_calls(runs, calls),
         advice=advice,
         not_called=_not_called(runs, calls),

@@ -119,6 +119,8 @@ class LayerReport:
         device: device type of the region.
         keep_float32: patterns of submodules that were kept in float32.
         output: how far the model's result is from float32.
+        lost_in_float32: how many elements of the result in float32 are no finite numbers
+            themselves; no difference counts them.
         calls: in the order in which they begin.
         advice: what to keep in float32; None where it was not asked for.
         not_called: names of submodules with weights whose ``forward`` did not run; where others
@@ -129,6 +131,7 @@ class LayerReport:
     device: str
     keep_float32: tuple[str, ...]
     output: Difference
+    lost_in_float32: int
     calls: tuple[LayerCall, ...]
     advice: Advice | None
     not_called: tuple[str, ...]
@@ -179,8 +182,13 @@ class LayerReport:
         return f"{region}: the result is {self.output} from float32"
 
     def remarks(self) -> list[str]:
-        """What else there is to say: the advice, what was not called, what was not measured."""
+        """What else there is to say: the advice, and what was not measured."""
         lines = [] if self.advice is None else [str(self.advice)]
+        if self.lost_in_float32:
+            lines.append(
+                f"not counted: {self.lost_in_float32:,} elements of the result that are infinite "
+                "or NaN in float32 too"
+            )
         if self.not_called:
             lines.append(f"not called, so not measured by themselves: {_few(self.not_called)}")
         notes: dict[str, list[str]] = {}

@@ -149,16 +149,20 @@ def _draw(report: LayerReport, calls: Sequence[LayerCall], file: Path) -> None:
 
     shown = [call for call in calls if call.own is not None or call.accumulated is not None][::-1]
     rows = range(len(shown))
-    figure = Figure(figsize=(8, 1.6 + 0.36 * len(shown)), layout="constrained")
-    axes = figure.subplots()
     accumulated = [0.0 if call.accumulated is None else call.accumulated.relative for call in shown]
     own = [0.0 if call.own is None else call.own.relative for call in shown]
-    axes.barh(rows, accumulated, height=0.8, color="#cdd3da", label="accumulated")
-    axes.barh(rows, own, height=0.45, color="#1f77b4", label="own")
-    least = min((error for error in [*own, *accumulated] if error), default=1e-9)
-    left = 10.0 ** math.floor(math.log10(least))
+    errors = [error for error in [*own, *accumulated] if error] or [1e-6]
+    left = 10.0 ** math.floor(math.log10(min(errors)))
+    figure = Figure(figsize=(8, min(1.6 + 0.36 * len(shown), 200)), layout="constrained")
+    axes = figure.subplots()
     axes.set_xscale("log")
-    axes.set_xlim(left=left)
+    axes.set_xlim(left, 2 * max(errors))
+    for name, found, height, color in (
+        ("accumulated", accumulated, 0.8, "#cdd3da"),
+        ("own", own, 0.45, "#1f77b4"),
+    ):
+        widths = [max(0.0, error - left) for error in found]
+        axes.barh(rows, widths, left=left, height=height, color=color, label=name)
     lost = [
         place for place, call in zip(rows, shown, strict=True) if call.own and call.own.nonfinite
     ]
