@@ -41,7 +41,8 @@ def keep_float32(model: object, *patterns: str) -> Iterator[None]:
     and results too. Regions that the submodule enters itself count as ever. Its hooks run outside
     of the block, and so does other code that reads its weights or calls another of its methods.
 
-    The model is not touched: calls from other threads run as ever.
+    The model is not touched: calls from other threads run as ever, and so does what
+    ``torch.compile`` has made of it.
 
     Args:
         model: a module, or a function that runs modules.
