@@ -81,17 +81,25 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Every code block of a page, in order."""
+    """Every code block of a page, in order.
+
+    Raises:
+        AssertionError: a block names no language, or does not end.
+    """
     lines = page.read_text().splitlines()
     blocks = []
     number = 0
     while number < len(lines):
         fence = _FENCE.match(lines[number])
         if fence is None:
+            place = f"{page.relative_to(ROOT)}:{number + 1}"
+            assert not lines[number].lstrip().startswith(("```", "~~~")), f"{place}: no language"
             number += 1
             continue
         start = number + 1
-        end = lines.index(f"{fence['indent']}```", start)
+        closing = f"{fence['indent']}```"
+        assert closing in lines[start:], f"{page.relative_to(ROOT)}:{start}: a block without an end"
+        end = lines.index(closing, start)
         title = re.search(r'title="([^"]*)"', fence["attributes"])
         blocks.append(
             Block(

@@ -134,10 +134,15 @@ def _required(about: Message) -> dict[str, str]:
     return {name: line for line in lines for name in re.findall(r"^[\w-]+", line)}
 
 
-def test_the_wheel_holds_every_module_and_the_type_marker(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
     package = ROOT / "amp_script"
-    files = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
-    assert files | {"amp_script/py.typed"} <= set(wheel.namelist())
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "amp_script/py.typed" in files
+    assert files <= set(wheel.namelist())
 
 
 def test_the_wheel_holds_nothing_but_the_package(wheel: zipfile.ZipFile) -> None:

@@ -1,5 +1,6 @@
 """What contributors meet: sessions for other versions, hooks for commits, templates for issues."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,36 @@ def test_issues_ask_for_what_is_needed_to_act() -> None:
         fields = [field for field in form["body"] if field["type"] != "markdown"]
         assert len({field["id"] for field in fields}) == len(fields), path
         assert any(field.get("validations", {}).get("required") for field in fields), path
+
+
+class _Session:
+    """A session of nox that only says what it would do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.posargs: list[str] = []
+        self.installed: list[str] = []
+        self.ran: list[str] = []
+        self._folder = folder
+
+    def create_tmp(self) -> str:
+        return str(self._folder)
+
+    def install(self, *args: str) -> None:
+        self.installed += args
+
+    def run(self, *args: str, **_: object) -> None:
+        self.ran += args
+
+
+def test_a_session_installs_its_torch_and_pins_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    sessions = runpy.run_path(str(ROOT / "noxfile.py"))
+    session = _Session(tmp_path)
+    sessions["tests"].func(session, "2.6")
+    assert session.ran[0] == "pytest"
+    assert "torch==2.6.*" in session.installed
+    pins = Path(session.installed[session.installed.index("--constraint") + 1]).read_text()
+    everything = (ROOT / "constraints.txt").read_text()
+    assert set(everything.splitlines()) - set(pins.splitlines()) == {"torch==2.13.0"}
