@@ -62,7 +62,7 @@ def policies_by_device() -> str:
         parts.append(f'=== "{name}"\n')
         for policy in Policy:
             if by_kind[policy]:
-                title = f"{policy.value[0].upper()}{policy.value[1:]} ({len(by_kind[policy])})"
+                title = f"{policy.value} ({len(by_kind[policy])})"
                 parts.append(f"    **{title}**\n\n    {listed(by_kind[policy])}\n")
     return "\n".join(parts)
 
