@@ -42,7 +42,7 @@ def keep_float32(model: object, *patterns: str) -> Iterator[None]:
     of the block, and so does other code that reads its weights or calls another of its methods.
 
     The model is not touched: calls from other threads run as ever, and so does what
-    ``torch.compile`` has made of it.
+    ``torch.compile`` or TorchScript has made of it, which is to be made outside of the block.
 
     Args:
         model: a module, or a function that runs modules.

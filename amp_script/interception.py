@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import TypeAlias
+from functools import update_wrapper
+from types import FunctionType
+from typing import Protocol, TypeAlias
 
 __all__ = ["replaced"]
 
@@ -53,20 +55,43 @@ class _Place:
         self.by_thread: dict[int, list[Replacement]] = {}
         original, by_thread = getattr(owner, name), self.by_thread
 
-        @wraps(original)  # for those who look at its signature
         def chosen(*args: object, **kwargs: object) -> object:
             replacements = by_thread.get(threading.get_ident())
             if replacements:
                 return replacements[-1](original, *args, **kwargs)
             return original(*args, **kwargs)
 
-        setattr(owner, name, chosen)
+        update_wrapper(chosen, original)  # for those who look at its signature
+        if isinstance(owner, type) and isinstance(original, FunctionType):
+            untouched = inspect.getattr_static(owner, name)
+            setattr(owner, name, _Method(untouched, chosen, by_thread))
+        else:
+            setattr(owner, name, chosen)
 
     def put_back(self) -> None:
         if self._own is None:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._own)
+
+
+class _Method:
+    """A method that is another one in some threads: the rest see, and compile, their own."""
+
+    def __init__(
+        self, untouched: _Descriptor, chosen: _Descriptor, by_thread: Container[int]
+    ) -> None:
+        self._untouched, self._chosen, self._by_thread = untouched, chosen, by_thread
+
+    def __get__(self, instance: object, owner: type | None = None) -> object:
+        method = self._chosen if threading.get_ident() in self._by_thread else self._untouched
+        return method.__get__(instance, owner)
+
+
+class _Descriptor(Protocol):
+    """A function, as it is found on its class."""
+
+    def __get__(self, instance: object, owner: type | None = None, /) -> object: ...
 
 
 _lock = threading.RLock()

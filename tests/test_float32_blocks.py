@@ -157,6 +157,7 @@ def test_other_threads_run_as_ever() -> None:
     def run() -> None:
         inside.wait(10)
         found.append(eager(model, X))
+        found.append(eager(amp_script.script(net()), X))
         with amp_script.keep_float32(model, "3"):
             found.append(eager(model, X))
             checked.set()
@@ -169,7 +170,8 @@ def test_other_threads_run_as_ever() -> None:
         assert_same(eager(model, X), kept)
     thread.join()
     assert_same(found[0], want)
-    assert_same(found[1], eager(replaced_by_hand(model, "3"), X))
+    assert_same(found[1], want)
+    assert_same(found[2], eager(replaced_by_hand(model, "3"), X))
 
 
 def test_blocks_in_blocks_add_up() -> None:
