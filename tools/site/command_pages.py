@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import re
+from typing import Any, Final
 
 import typer.main
-from markdown_text import cell, listed, table
+from markdown_text import cell, code, listed, table
 
 from amp_script.cli import COMMANDS, app
 from amp_script.cli.specs import DTYPES
 
 __all__ = ["commands", "input_spec_dtypes"]
+
+_CODE_OR_OPTION: Final = re.compile(r"`[^`]*`|--[a-z][\w-]*")
 
 
 def commands() -> str:
@@ -31,7 +34,11 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join(
         ["amp-script", name, *map(_metavar, arguments), "[OPTIONS]" if options else ""]
     )
-    parts = [f"## {name}", inspect.cleandoc(command.help), f"```text\n{usage.rstrip()}\n```"]
+    parts = [
+        f"## {name}",
+        _marked(inspect.cleandoc(command.help)),
+        f"```text\n{usage.rstrip()}\n```",
+    ]
     if arguments:
         rows = [(f"`{_metavar(each)}`", _help(each)) for each in arguments]
         parts.append(table(["argument", "meaning"], rows))
@@ -51,10 +58,15 @@ def _option(option: Any) -> str:
 
 
 def _help(parameter: Any) -> str:
-    text = cell(parameter.help or "")
+    text = cell(_marked(parameter.help or ""))
     if parameter.required:
         return f"{text} **Required.**"
     default = parameter.default
     if default in (None, False, (), []) or callable(default):
         return text
     return f"{text} Default: `{getattr(default, 'value', default)}`."
+
+
+def _marked(text: str) -> str:
+    """Help as Markdown, in which options are code."""
+    return _CODE_OR_OPTION.sub(lambda found: code(found[0].strip("`")), text)

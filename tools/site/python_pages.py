@@ -37,7 +37,8 @@ def errors() -> str:
         for name, each in vars(errors_module).items()
         if inspect.isclass(each) and each.__module__ == errors_module.__name__
     ]
-    return "\n".join(f"::: amp_script.errors.{name}\n" for name in classes)
+    options = "    options:\n      show_bases: true\n"
+    return "\n".join(f"::: amp_script.errors.{name}\n{options}" for name in classes)
 
 
 def _entry(name: str) -> str:
