@@ -25,9 +25,10 @@ from torch.jit._recursive import wrap_cpp_module
 
 from amp_script.compatibility import oldest_libtorch
 from amp_script.compute import Compute, CppModule
-from amp_script.disk import require_room, stored_bytes
-from amp_script.errors import ArtifactError
+from amp_script.disk import require_room, stored_bytes, to_path
+from amp_script.errors import ArgumentError, ArtifactError
 from amp_script.frozen import FrozenModule
+from amp_script.lowering._graph import constant, nodes_of
 from amp_script.metadata import EXTRA_FILE, Metadata
 from amp_script.stubgen.conformance import check
 from amp_script.typing import TypedScriptModule
@@ -55,9 +56,18 @@ def save(
 
     Raises:
         ArtifactError: the file cannot be written.
+        ArgumentError: the module is none that can be saved, or the path is none.
         ValueError: the module cannot be stored with that plan.
     """
-    path = Path(path)
+    if not isinstance(module, torch.jit.ScriptModule):
+        raise ArgumentError(
+            "module",
+            f"a {type(module).__name__}",
+            "a ScriptModule",
+            "Make one with amp_script.trace_and_freeze or amp_script.script; a function has to be "
+            "the forward of a module to be saved",
+        )
+    path = to_path(path)
     extra_files = {}
     if isinstance(module, FrozenModule):
         module = module if compute is None else module.baked(compute)
@@ -65,7 +75,7 @@ def save(
         extra_files[EXTRA_FILE] = _metadata_of_scripted(module).to_json()
     else:
         raise ValueError(f"compute={compute!r} is for frozen modules, not {type(module).__name__}")
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         if not isinstance(module, FrozenModule):
             state = [*module.parameters(), *module.buffers()]
             require_room(temporary.parent, stored_bytes(module._c, state))
@@ -113,21 +123,23 @@ def load(
             of what is returned, once the program has been compared with it.
         compute: plan to run it with; ``"auto"`` takes the one that suits this machine. A file with
             a plan baked in has no other.
-        map_location: device to put the constants on. A device that the program itself names, such
-            as that of tensors it creates, stays the one it was traced with.
+        map_location: device to run a frozen program on: its constants are put there, and so are
+            the tensors that it makes on the device that it was frozen on. Of a scripted program
+            the parameters and buffers are put there, and devices that its source names stay.
 
     Returns:
         A :class:`FrozenModule` for a frozen program, else a plain ScriptModule.
 
     Raises:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
+        ArgumentError: the path is none, or there is no device ``map_location`` here.
         StubMismatchError: the program is not what ``like`` says.
         ValueError: there is no such plan for the program.
     """
-    path = Path(path)
+    path = to_path(path)
+    device = None if map_location is None else _present_device(map_location)
     metadata = read_metadata(path)
     _require_undamaged(path)
-    device = None if map_location is None else torch.device(map_location)
     wrap: Any = wrap_cpp_module  # which torch leaves untyped
     module: torch.jit.ScriptModule = wrap(_import(path, device))
     if like is not None:
@@ -135,8 +147,34 @@ def load(
     if metadata.kind == "scripted":
         return module
     if device is not None:
+        move_devices(module._c, metadata.device, device)
         metadata = metadata.on_device(device.type)
     return FrozenModule.wrap(module, metadata, compute=compute)
+
+
+def _present_device(given: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ArgumentError(
+            "map_location", f"{given!r:.60}", "a device that this machine has, such as 'cpu'"
+        ) from error
+    return device
+
+
+def move_devices(cpp_module: CppModule, device_type: str, device: torch.device) -> None:
+    """Let a frozen program name another device where it names the one that it was frozen on.
+
+    A trace holds fast where the model put each tensor that it made, which is where its inputs were.
+    """
+    graphs = [cpp_module._get_method(name).graph for name in cpp_module._method_names()]
+    for node in (node for graph in graphs for node in nodes_of(graph)):
+        names_device = (
+            node.kind() == "prim::Constant" and node.output().type().kind() == "DeviceObjType"
+        )
+        if names_device and constant(node.output()).type == device_type:
+            node.s_("value", str(device))
 
 
 def _import(path: Path, device: torch.device | None) -> CppModule:
@@ -154,8 +192,10 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
 
     Raises:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
+        ArgumentError: the path is none.
     """
-    metadata = _metadata_if_any(Path(path))
+    path = to_path(path)
+    metadata = _metadata_if_any(path)
     if metadata is None:
         raise ArtifactError(
             str(path),
@@ -234,19 +274,19 @@ _UNREADABLE = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.e
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a name in a new folder beside ``path`` that takes its place if the block succeeds.
 
     The name is the file's own, because TorchScript writes it into the archive. What a link points
     to is replaced, and not the link.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
-        raise ArtifactError(
-            str(path), "a device, pipe or socket, which a file would take the place of"
-        )
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            raise ArtifactError(
+                str(path), "a device, pipe or socket, which a file would take the place of"
+            )
+        with tempfile.TemporaryDirectory(prefix=".amp_script-", dir=target.parent) as folder:
             temporary = Path(folder) / target.name
             yield temporary
             _flush(temporary)

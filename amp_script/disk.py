@@ -1,4 +1,4 @@
-"""Room on the disk, asked for before TorchScript writes a file.
+"""Files as their callers name them, and room on the disk, asked for before TorchScript writes one.
 
 TorchScript's writer ends the process if the disk is full: its destructor raises. So the room that a
 file needs is taken first, where a failure is an ``OSError``, and given back right before writing.
@@ -19,9 +19,10 @@ from typing import Final, Protocol
 
 import torch
 
+from amp_script.errors import ArgumentError
 from amp_script.lowering._graph import Graph, constant, nodes_of
 
-__all__ = ["require_room", "stored_bytes"]
+__all__ = ["require_room", "stored_bytes", "to_path"]
 
 _PROGRAM_BYTES: Final = 1 << 20
 """Room for what is no tensor: the code, its source map, and the archive's directory."""
@@ -38,6 +39,24 @@ class _CppMethod(Protocol):
 class _CppModule(Protocol):
     def _method_names(self) -> list[str]: ...
     def _get_method(self, name: str) -> _CppMethod: ...
+
+
+def to_path(path: object) -> Path:
+    """The path that a caller named a file by.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if isinstance(path, (str, os.PathLike)) and isinstance(text := os.fspath(path), str):
+        if "\0" not in text:
+            return Path(text)
+        raise ArgumentError("path", repr(text), "a name without null characters")
+    advice = (
+        "os.fsdecode(path) makes one"
+        if isinstance(path, bytes)
+        else "For an open file give its name; a module's save_to_buffer() returns what it holds"
+    )
+    raise ArgumentError("path", f"{path!r:.60}", "a str or a pathlib.Path", advice)
 
 
 def stored_bytes(cpp_module: _CppModule, state: Iterable[torch.Tensor] = ()) -> int:

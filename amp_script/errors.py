@@ -22,6 +22,30 @@ class UsageError(AmpScriptError):
     """A command line that cannot be understood; the command ends with exit code 2."""
 
 
+class ArgumentError(AmpScriptError, TypeError, ValueError):
+    """An argument of a type or value that a function does not take.
+
+    Attributes:
+        name: the argument's name.
+        value: what was given, as text.
+        expected: what the function takes.
+        advice: what to do instead, or ``""``.
+    """
+
+    def __init__(self, name: str, value: str, expected: str, advice: str = "") -> None:
+        self.name = name
+        self.value = value
+        self.expected = expected
+        self.advice = advice
+        super().__init__(
+            f"{name} is {value}: expected {expected}" + (f". {advice}" if advice else "")
+        )
+
+    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str, str, str]]:
+        """Pickle by the parts, so that the error passes between processes."""
+        return type(self), (self.name, self.value, self.expected, self.advice)
+
+
 class LoweringError(AmpScriptError, RuntimeError):
     """A program that cannot be lowered to explicit casts without differing from eager autocast.
 

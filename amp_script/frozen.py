@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -31,7 +30,7 @@ from typing_extensions import Self
 
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule, Program, bake, choose
-from amp_script.disk import require_room, stored_bytes
+from amp_script.disk import require_room, stored_bytes, to_path
 from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
@@ -211,10 +210,12 @@ class FrozenModule(RecursiveScriptModule):
 
         Raises:
             OSError: the disk is full, or may not be written to.
+            ArgumentError: ``f`` is no path.
         """
+        path = to_path(f)
         with self._loan.paused():
-            require_room(Path(f).parent, stored_bytes(self._cpp, self._state()))
-            self._cpp.save(str(f), _extra_files=self._with_metadata(kwargs))
+            require_room(path.parent, stored_bytes(self._cpp, self._state()))
+            self._cpp.save(str(path), _extra_files=self._with_metadata(kwargs))
 
     def _read_attributes(self) -> set[str]:
         graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]

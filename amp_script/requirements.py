@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import torch
 
@@ -15,7 +16,8 @@ __all__ = ["require_runnable"]
 
 
 def require_runnable(model: object, call: Call, region: Region) -> None:
-    """Refuse a model in training mode, and weights and inputs on another device than the region's.
+    """Refuse a model in training mode, weights and inputs on another device than the region's, and
+    inputs of a kind that no program takes.
 
     Raises:
         TracingError: says what it is, and what to do.
@@ -34,6 +36,7 @@ def require_runnable(model: object, call: Call, region: Region) -> None:
         state = [*module.named_parameters(), *module.named_buffers()]
         _require_device(state, region, "move the model")
     _require_device(call.named_tensors(), region, "move it")
+    _require_traceable(call.named_tensors())
 
 
 def _require_device(tensors: Iterable[tuple[str, torch.Tensor]], region: Region, how: str) -> None:
@@ -44,3 +47,20 @@ def _require_device(tensors: Iterable[tuple[str, torch.Tensor]], region: Region,
                 f"{how} with .to({region.device_type!r}), or pass "
                 f"device_type={tensor.device.type!r}"
             )
+
+
+_UNTRACEABLE: Final[Mapping[str, Callable[[torch.Tensor], bool]]] = {
+    "nested": lambda tensor: tensor.is_nested,
+    "quantized": lambda tensor: tensor.is_quantized,
+    "oneDNN": lambda tensor: tensor.is_mkldnn,
+}
+
+
+def _require_traceable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in tensors:
+        for kind, is_of_kind in _UNTRACEABLE.items():
+            if is_of_kind(tensor):
+                raise TracingError(
+                    f"{name} is a {kind} tensor: expected a strided or a sparse one. Make it in "
+                    "the model from tensors that say the same, such as a padded one and its lengths"
+                )

@@ -10,11 +10,11 @@ Private names used here, present in torch 2.6 to 2.15: the C++ module's ``_get_m
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
@@ -83,6 +83,14 @@ class State:
         """The tensors that were changed in place."""
         return [tensor for saved in self.saved for tensor, _ in saved.changed_tensors()]
 
+    def rebound_names(self) -> list[str]:
+        """Attributes that hold other objects than before, such as ``"Counter.calls"``."""
+        return [name for saved in self.saved for name in saved.rebound_names()]
+
+
+_REGISTERED: Final = ("_buffers", "_parameters", "_modules")
+"""Where torch keeps a module's tensors and submodules, which look like attributes to its users."""
+
 
 @dataclass(frozen=True)
 class _Saved:
@@ -118,7 +126,7 @@ class _Saved:
 
     def changed(self) -> bool:
         return (
-            self._rebound()
+            bool(self._rebound())
             or any(_differ(container, copy) for container, copy in self.containers)
             or bool(self.changed_tensors())
             or bool(self._rebound_script_attributes())
@@ -135,11 +143,19 @@ class _Saved:
             if not _is_still(_cpp_module(self.module).getattr(name), value)
         ]
 
-    def _rebound(self) -> bool:
-        now = vars(self.module)
-        return now.keys() != self.attributes.keys() or any(
-            now[name] is not value for name, value in self.attributes.items()
-        )
+    def rebound_names(self) -> list[str]:
+        names = [*self._rebound(), *self._rebound_script_attributes()]
+        for container, copy in self.containers:
+            if _differ(container, copy):
+                name = next(name for name, held in self.attributes.items() if held is container)
+                if name in _REGISTERED and isinstance(container, dict) and isinstance(copy, dict):
+                    names += _changed_keys(copy, container)
+                else:
+                    names.append(name)
+        return [f"{type(self.module).__name__}.{name}" for name in names]
+
+    def _rebound(self) -> list[str]:
+        return _changed_keys(self.attributes, vars(self.module))
 
     def restore(self) -> None:
         if self._rebound():
@@ -206,6 +222,14 @@ def _refill(container: _Container, copy: _Container) -> None:
         case dict(), dict():
             container.clear()
             container.update(copy)
+
+
+def _changed_keys(before: Mapping[Any, object], now: Mapping[Any, object]) -> list[str]:
+    """Keys under which the two do not hold the same object."""
+    gone = object()
+    return [
+        str(key) for key in {**before, **now} if before.get(key, gone) is not now.get(key, gone)
+    ]
 
 
 def _differ(container: _Container, copy: _Container) -> bool:

@@ -211,6 +211,7 @@ class Expectation:
             empty where eager autocast itself fails.
         full: outputs in float32; empty where the model does not run in float32.
         note: what failed, or ``""``.
+        rebound: the model's attributes that hold other objects after a run than before it.
     """
 
     region: Region
@@ -218,6 +219,7 @@ class Expectation:
     runs: list[_Outputs]
     full: _Outputs
     note: str = ""
+    rebound: tuple[str, ...] = ()
 
     def run(self, index: int) -> _Outputs | None:
         """What eager autocast gives on the run of this number."""
@@ -235,11 +237,13 @@ def expect(reference: Callable[..., object], call: Call, region: Region) -> Expe
     """
     modules = modules_of(reference)
     runs: list[object] = []
+    rebound: list[str] = []
     failures: list[Exception] = []
     with lowered_script_calls(), untouched(modules) as state:
         try:
             with region.enter():
                 runs.append(_run(reference, call, region))
+                rebound += state.rebound_names()
                 if state.changed():
                     runs += [_run(reference, call, region) for _ in range(RUNS - 1)]
         except RuntimeError as error:
@@ -256,7 +260,8 @@ def expect(reference: Callable[..., object], call: Call, region: Region) -> Expe
     note = f"{what}: {str(failures[0]).strip().splitlines()[0]}" if failures else ""
     _, structure = flatten((runs or full)[0], "output")
     outputs = [_outputs(value) for value in runs]
-    return Expectation(region, structure, outputs, _outputs(full[0]) if full else {}, note)
+    in_float32 = _outputs(full[0]) if full else {}
+    return Expectation(region, structure, outputs, in_float32, note, tuple(rebound))
 
 
 def judge(
@@ -290,8 +295,18 @@ def judge(
     )
     report = VerificationReport(reports, expectation.note, name)
     if not report.accepted:
-        raise VerificationError(report)
+        raise VerificationError(report, _what_changes(expectation.rebound))
     return report
+
+
+def _what_changes(rebound: Sequence[str]) -> str:
+    if not rebound:
+        return ""
+    return (
+        f"\nthe model changes its own {', '.join(rebound)} when it runs, and a trace holds fast "
+        "what it was: keep such state in a buffer that is changed in place, or have forward take "
+        "and return it"
+    )
 
 
 def ulp_difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -337,10 +352,20 @@ def _run(model: Callable[..., object], call: Call, region: Region) -> object:
 def _outputs(value: object) -> _Outputs:
     """The tensors and numbers of a result by path, as tensors that no later run can change."""
     return {
-        path: torch.as_tensor(leaf).detach().clone()
+        path: _dense(torch.as_tensor(leaf).detach()).clone()
         for path, leaf in named_leaves("output", value)
         if isinstance(leaf, (torch.Tensor, int, float))
     }
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse, quantized or nested tensor in one that torch compares."""
+    if tensor.is_nested:
+        padded: torch.Tensor = torch.nested.to_padded_tensor(tensor, 0.0)
+        return padded
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _report(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import zipfile
@@ -20,10 +22,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from amp_script import load, save, trace_and_freeze
-from amp_script.artifact import read_metadata
+from amp_script.artifact import move_devices, read_metadata
 from amp_script.disk import stored_bytes
-from amp_script.errors import ArtifactError
+from amp_script.errors import ArgumentError, ArtifactError
 from amp_script.frozen import FrozenModule
+from amp_script.lowering._graph import nodes_of
 from amp_script.metadata import EXTRA_FILE, SCHEMA_VERSION, Metadata
 
 INPUT = torch.linspace(-1, 1, 32).reshape(4, 8)
@@ -149,10 +152,40 @@ def test_map_location_says_where_inputs_are_expected(artifact: Path) -> None:
     assert [spec.device for spec in moved.inputs] == ["cuda"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that lacks the device")
-def test_a_device_that_is_not_here_is_named(artifact: Path) -> None:
-    with pytest.raises(ArtifactError, match="cannot be loaded"):
-        load(artifact, map_location="cuda")
+@pytest.mark.parametrize("device", ["ipu", "gpu", {"cpu": "ipu"}])
+def test_a_device_that_is_not_here_is_named(artifact: Path, device: Any) -> None:
+    with pytest.raises(ArgumentError, match="expected a device that this machine has"):
+        load(artifact, map_location=device)
+
+
+class MakesTensors(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[0], device=x.device)
+        return x @ x.t() + places.to(x.device) + torch.zeros_like(x[0, 0], device="cpu")
+
+
+def test_a_program_that_is_moved_makes_its_tensors_on_the_new_device(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    frozen = trace_and_freeze(
+        MakesTensors().eval(), INPUT, check_inputs=[(INPUT[:2],)], compute="native", verify=False
+    )
+    save(frozen, path)
+    # No other device is here to run on, so the program alone is looked at.
+    module = torch.jit.load(path)
+    assert named_devices(module) == {"cpu"}
+    move_devices(module._c, "cpu", torch.device("cuda:1"))
+    assert named_devices(module) == {"cuda:1"}
+    move_devices(module._c, "cpu", torch.device("cuda:0"))
+    assert named_devices(module) == {"cuda:1"}, "another device than the program's own stays"
+    assert torch.equal(load(path, compute="native", map_location="cpu")(INPUT), frozen(INPUT))
+
+
+def named_devices(module: Any) -> set[str]:
+    return {
+        str(node.output().toIValue())
+        for node in nodes_of(module.graph)
+        if node.kind() == "prim::Constant" and node.output().type().kind() == "DeviceObjType"
+    }
 
 
 # --- files that cannot be read --------------------------------------------------------------------
@@ -310,24 +343,104 @@ class _InterruptedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("moment", ["fsync", "rename"])
+def _raise(*_: object, **__: object) -> None:
+    raise _InterruptedError
+
+
+def _ctrl_c(*_: object, **__: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+MOMENTS = {
+    "write": (FrozenModule, "save"),
+    "fsync": (os, "fsync"),
+    "rename": (Path, "replace"),
+}
+
+
+@pytest.mark.parametrize(
+    ("stop", "error"), [(_raise, _InterruptedError), (_ctrl_c, KeyboardInterrupt)]
+)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_what_stops_a_save_leaves_the_old_file(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str,
+    stop: Callable[..., None],
+    error: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(b"the old file")
-
-    def stop(*_: object) -> None:
-        raise _InterruptedError
-
-    if moment == "fsync":
-        monkeypatch.setattr(os, "fsync", stop)
-    else:
-        monkeypatch.setattr(Path, "replace", stop)
-    with pytest.raises(_InterruptedError):
-        save(freeze(), path)
+    frozen = freeze("upcast")
+    expected = frozen(INPUT)
+    # A run that is started in the background is one that Ctrl-C does not reach.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(*MOMENTS[moment], stop)
+            with pytest.raises(error):
+                save(frozen, path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert path.read_bytes() == b"the old file"
     assert list(tmp_path.iterdir()) == [path]
+    assert torch.equal(frozen(INPUT), expected)
+    save(frozen, path)
+    assert torch.equal(load(path, compute="upcast")(INPUT), expected)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no folders of that kind")
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    # Root may write anywhere but into what the kernel shows as files.
+    folder = Path("/proc/self") if os.access(tmp_path, os.W_OK) else tmp_path
+    try:
+        with pytest.raises(ArtifactError, match="cannot write there") as caught:
+            save(freeze(), folder / "model.pt")
+    finally:
+        tmp_path.chmod(0o700)
+    assert caught.value.path == str(folder / "model.pt")
+
+
+@pytest.mark.parametrize("length", [255, 256])
+def test_a_name_as_long_as_files_have(length: int, tmp_path: Path) -> None:
+    path = tmp_path / ("m" * (length - 3) + ".pt")
+    if length == 255:
+        save(freeze(), path)
+        assert torch.equal(load(path, compute="native")(INPUT), freeze()(INPUT))
+    else:
+        with pytest.raises(ArtifactError, match="cannot write there: File name too long"):
+            save(freeze(), path)
+
+
+@pytest.mark.parametrize("name", ["ein Modell, größer.pt", "模型.pt", "a'b\"c;$(d).pt", "-m.pt"])
+def test_names_with_any_characters(name: str, tmp_path: Path) -> None:
+    save(freeze(), tmp_path / name)
+    assert torch.equal(load(str(tmp_path / name), compute="native")(INPUT), freeze()(INPUT))
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        (b"model.pt", r"path is b'model.pt': expected a str or .*os.fsdecode\(path\) makes one"),
+        (3, "path is 3: expected a str or a pathlib.Path. For an open file"),
+        (io.BytesIO(), "path is <_io.BytesIO.*save_to_buffer"),
+        ("a\0b", "expected a name without null characters"),
+    ],
+)
+def test_what_is_no_path_is_shown(path: Any, complaint: str) -> None:
+    frozen = freeze()
+    for use in (lambda: save(frozen, path), lambda: frozen.save(path), lambda: load(path)):
+        with pytest.raises(ArgumentError, match=complaint):
+            use()
+
+
+def test_what_cannot_be_saved_is_shown(tmp_path: Path) -> None:
+    for module in (nn.Linear(2, 2), torch.jit.script(torch.nn.functional.relu), "model.pt"):
+        wrong: Any = module
+        with pytest.raises(ArgumentError, match=r"module is a .*: expected a ScriptModule"):
+            save(wrong, tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:

@@ -251,6 +251,69 @@ def test_a_preserved_tensor_may_be_set(
             assert_same(program(x), fresh(x))
 
 
+class WithMethods(nn.Module):
+    """What a scripted model may have beside its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = 2.0
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) @ x.t()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x) + 1
+
+    @torch.jit.export
+    def scaled(
+        self, x: torch.Tensor, times: int = 2, offset: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, int]:
+        y = self.product(x) * times * self.scale
+        if offset is not None:
+            y = y + offset
+        return y, times
+
+
+def test_methods_of_a_scripted_model_are_preserved_where_asked(tmp_path: Path) -> None:
+    model, x = WithMethods().eval(), torch.rand(3, 4)
+    scripted: Any = torch.jit.script(model)
+    frozen: Any = amp_script.trace_and_freeze(
+        scripted, x, compute="native", preserved_attrs=["scaled", "scale", "forward"]
+    )
+    amp_script.save(frozen, tmp_path / "model.pt")
+    for program in (frozen, torch.jit.load(tmp_path / "model.pt")):
+        for _ in range(3):
+            assert_same(program(x), eager(model, x))
+            for more in ((), (3,), (3, x[:, :3])):
+                assert_same(program.scaled(x, *more), eager(model.scaled, x, *more))
+    assert frozen.scale == 2.0
+    plain = amp_script.trace_and_freeze(scripted, x, compute="native")
+    assert_same(plain(x), eager(model, x))
+    assert not hasattr(plain, "scaled")
+
+
+def test_methods_whose_casts_are_made_are_not_preserved() -> None:
+    lowered, x = amp_script.script(WithMethods().eval()), torch.rand(3, 4)
+    with pytest.raises(TracingError, match="method 'scaled' of a LoweredModule cannot be pres"):
+        amp_script.trace_and_freeze(lowered, x, preserved_attrs=["scaled"])
+
+
+class Python(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.t()
+
+    def described(self, x: torch.Tensor) -> str:
+        return "{:>{}}".format(*eval(repr((x.dim(), 3))))
+
+
+@pytest.mark.parametrize("name", ["described", "state_dict"])
+def test_a_method_that_torchscript_cannot_compile_is_named_with_its_line(name: str) -> None:
+    complaint = rf"cannot compile what Python exports or preserves \({name}\)[^$]*, line \d+"
+    with pytest.raises(TracingError, match=complaint):
+        amp_script.trace_and_freeze(Python().eval(), torch.rand(3, 4), preserved_attrs=[name])
+
+
 class Optional(nn.Module):
     """A convolution's bias is typed as optional."""
 
@@ -279,6 +342,58 @@ def test_one_thing_where_a_list_is_expected_is_refused() -> None:
         amp_script.trace_and_freeze(model, x, check_inputs=x)
     with pytest.raises(TracingError, match=r"expected a list, \['weight'\]"):
         amp_script.trace_and_freeze(model, x, preserved_attrs="weight")
+    number: Any = 3
+    with pytest.raises(TracingError, match="preserved_attrs holds 3: expected names"):
+        amp_script.trace_and_freeze(model, x, preserved_attrs=[number])
+
+
+SPECIAL_INPUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "nested": lambda: torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.rand(2, 4), 0.1, 0, torch.qint8),
+    "oneDNN": lambda: torch.rand(2, 4).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL_INPUTS)
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning",
+    "ignore:torch.quantize_per_tensor:UserWarning",
+)
+def test_inputs_that_no_program_takes_are_named(kind: str) -> None:
+    model = nn.Linear(4, 4).eval()
+    with pytest.raises(TracingError, match=f"input is a {kind} tensor: expected a strided or a"):
+        amp_script.trace_and_freeze(model, SPECIAL_INPUTS[kind]())
+
+
+SPECIAL_OUTPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sparse": lambda x: (x @ x.t()).relu().to_sparse(),
+    "sparse rows": lambda x: (x @ x.t()).to_sparse_csr(),
+    "oneDNN": lambda x: (x @ x.t()).float().to_mkldnn(),
+    "quantized": lambda x: torch.quantize_per_tensor((x @ x.t()).float(), 0.1, 0, torch.qint8),
+    "nested": lambda x: torch.nested.as_nested_tensor([x[0] @ x.t(), x[1, :2] @ x[:, :2].t()]),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL_OUTPUTS)
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning",
+    "ignore:Sparse CSR tensor support is in beta state:UserWarning",
+    "ignore:torch.quantize_per_tensor:UserWarning",
+)
+def test_outputs_that_are_no_plain_tensors_are_verified(kind: str) -> None:
+    model, x = SPECIAL_OUTPUTS[kind], torch.randn(3, 4)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    assert frozen.metadata.verification is not None
+    assert frozen.metadata.verification.bit_equal
+    given, expected = frozen(x), eager(model, x)
+    assert (given.layout, given.dtype, given.is_quantized, given.is_nested) == (
+        expected.layout,
+        expected.dtype,
+        expected.is_quantized,
+        expected.is_nested,
+    )
+    with pytest.raises(VerificationError, match="differs from eager autocast in output"):
+        amp_script.verify(frozen, lambda x: model(x * 1.5), x)
 
 
 def test_a_frozen_program_may_be_part_of_a_model() -> None:

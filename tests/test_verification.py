@@ -222,3 +222,46 @@ def test_state_and_random_numbers_are_the_same_for_both() -> None:
         assert amp_script.verify(frozen, model, x, exact=True).bit_equal
     assert model.calls.item() == 0
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Remembers(nn.Module):
+    """Keeps what it saw, in the way that ``keep`` says."""
+
+    def __init__(self, keep: Callable[[Any, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("last", torch.zeros(3, 4))
+        self.calls = 0
+        self.seen: list[int] = []
+        self.by_name: dict[str, torch.Tensor] = {}
+        self.keep = keep
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x) + self.last + self.calls + len(self.seen) + sum(self.by_name.values())
+        self.keep(self, y.detach())
+        return y
+
+
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        ("calls", lambda model, y: setattr(model, "calls", model.calls + 1)),
+        ("last", lambda model, y: setattr(model, "last", y)),
+        ("seen", lambda model, y: model.seen.append(1)),
+        ("by_name", lambda model, y: model.by_name.update(y=y)),
+        ("new", lambda model, y: (setattr(model, "new", 1), model.seen.append(1))),
+    ],
+)
+def test_state_that_a_trace_cannot_keep_is_named(name: str, keep: Callable[..., object]) -> None:
+    model, x = Remembers(keep).eval(), torch.rand(3, 4)
+    complaint = rf"the model changes its own [^:]*\bRemembers\.{name}\b.* when it runs"
+    with pytest.raises(VerificationError, match=complaint) as caught:
+        amp_script.trace_and_freeze(model, x, compute="native")
+    assert caught.value.explanation in str(caught.value)
+    assert model.calls == 0
+    assert not hasattr(model, "new")
+
+
+def test_state_that_changes_no_result_is_no_hindrance() -> None:
+    model = Remembers(lambda model, y: setattr(model, "unread", y)).eval()
+    assert amp_script.trace_and_freeze(model, torch.rand(3, 4), compute="native").metadata

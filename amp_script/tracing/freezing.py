@@ -188,6 +188,11 @@ def trace_and_freeze(
         raise TracingError(
             f"preserved_attrs is {preserved_attrs!r}: expected a list, [{preserved_attrs!r}]"
         )
+    for attribute in preserved_attrs:
+        if not isinstance(attribute, str):
+            raise TracingError(
+                f"preserved_attrs holds {attribute!r:.60}: expected names of attributes or methods"
+            )
     for name, wanted in (("input_dtype", input_dtype), ("output_dtype", output_dtype)):
         if wanted is not None and not wanted.is_floating_point:
             raise TracingError(
@@ -212,7 +217,8 @@ def trace_and_freeze(
         path: border_dtype(tensor.dtype, input_dtype)
         for path, tensor in zip(call.paths, call.tensors, strict=True)
     }
-    freezing = _Freezing(model, region, border, output_dtype, tuple(preserved_attrs), compute, kept)
+    preserved = tuple(name for name in preserved_attrs if name != "forward")  # kept anyway
+    freezing = _Freezing(model, region, border, output_dtype, preserved, compute, kept)
     with _as_if_nothing_ran(model, region):
         return freezing.run(call, checks, fold=fold_batch_norm, verify=verify)
 
@@ -478,7 +484,8 @@ class _Freezing:
         try:
             return self.verify(program, check, recording, name, exact=exact)
         except VerificationError as error:
-            raise VerificationError(error.report, self.why(recording, example, check)) from None
+            why = error.explanation + self.why(recording, example, check)
+            raise VerificationError(error.report, why) from None
         except InputError as error:
             raise TracingError(f"{name} does not fit the program: {error}") from None
         except (RuntimeError, torch.jit.Error) as error:

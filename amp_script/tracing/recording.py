@@ -1,18 +1,19 @@
 """Recording a model's run as the TorchScript method of a module.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch.jit._trace.TopLevelTracedModule``,
-``torch.jit._recursive`` (``create_script_module``, ``make_stub``, ``wrap_cpp_module``,
-``make_stubs_from_exported_methods``), ``torch.jit._state._python_cu``, ``torch._jit_internal``
-(``module_has_exports``), ``torch.utils._pytree.tree_leaves``, ``torch._C`` (
-``_freeze_module``, ``_jit_pass_inline``, ``_jit_pass_dce``, ``_jit_try_infer_type``), and of the
-C++ module ``_create_method_from_trace``, ``_define``, ``_register_attribute``, ``_get_method``,
-``_method_names``, ``hasattr`` and ``setattr``, and ``RecursiveScriptModule._concrete_type``.
+Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
+(``create_script_module``, ``make_stub``, ``make_stubs_from_exported_methods``,
+``wrap_cpp_module``), ``torch._jit_internal.module_has_exports``,
+``torch.utils._pytree.tree_leaves``, ``torch._C`` (``CompilationUnit``, ``ConcreteModuleType``,
+``ScriptModule``, ``_freeze_module``, ``_jit_pass_inline``, ``_jit_pass_dce``,
+``_jit_try_infer_type``), and of the C++ module ``_create_method_from_trace``, ``_define``,
+``_register_attribute``, ``_get_method``, ``_method_names``, ``hasattr`` and ``setattr``.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,16 +21,17 @@ from typing import Any
 import torch
 import torch._jit_internal
 import torch.jit._recursive
-import torch.jit._trace
 from torch import nn
-from torch.jit._state import _python_cu
+from torch.jit.frontend import FrontendError
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from amp_script.errors import TracingError
+from amp_script.frozen import FrozenModule
 from amp_script.lowering._graph import Editor, Graph, nodes_of
 from amp_script.lowering.composites.tracing import trace_composites
 from amp_script.lowering.functions import CALLS, name_of
+from amp_script.scripting import LoweredModule
 from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.tracer import value_trace
 from amp_script.tracing.origins import named_frames
@@ -37,7 +39,6 @@ from amp_script.untouched import tensors_of
 
 _C: Any = torch._C  # torch's stubs lack most of what is used here
 _recursive: Any = torch.jit._recursive
-_trace: Any = torch.jit._trace
 
 __all__ = ["Recorder", "insert_bodies", "tensors_with_grad"]
 
@@ -63,16 +64,19 @@ class Recorder:
         self, model: object, modules: Sequence[nn.Module], preserved: Sequence[str] = ()
     ) -> None:
         self._model = model
+        scripted = isinstance(model, torch.jit.ScriptModule)
         methods = [name for name in preserved if inspect.ismethod(getattr(model, name, None))]
-        if isinstance(model, nn.Module) and (methods or _has_exports(model)):
-            self._module = _compiled(model, methods)
-            self._optional = _optional_tensors(self._module)
+        if isinstance(model, nn.Module) and not scripted and (methods or _has_exports(model)):
+            compiled = _compiled(model, methods)
+            self.cpp_module: Any = compiled._c
+            self._optional = _optional_tensors(compiled)
             held = [model]
         else:
             held = _scripted_parts(modules)
-            self._module = _empty(type(model), held)
+            self.cpp_module = _empty(type(model), held)
             self._optional = []
-        self.cpp_module: Any = self._module._c
+        if isinstance(model, torch.jit.ScriptModule):
+            self._preserve_scripted(preserved, model)
         self.compiled = tuple(self.cpp_module._method_names())
         if "forward" in self.compiled:
             raise TracingError(
@@ -89,6 +93,19 @@ class Recorder:
         for _, _, tensor in self._optional:
             self._attached.pop(id(tensor), None)
         self.attach(tensors_of(modules))
+
+    def _preserve_scripted(self, preserved: Sequence[str], model: torch.jit.ScriptModule) -> None:
+        """Define methods that call those of a ScriptModule, which is a part of the recorded one."""
+        methods: Any = model._c
+        for name in preserved:
+            if not methods._has_method(name):
+                continue
+            if isinstance(model, (FrozenModule, LoweredModule)):
+                raise TracingError(
+                    f"method {name!r} of a {type(model).__name__} cannot be preserved, because its "
+                    "casts are made already; preserve it when freezing the model from before"
+                )
+            self.define(_call_of_part(methods._get_method(name).schema), _TYPE_NAMES)
 
     def attach(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let the recording know tensors that it may read; each once, however often it is given."""
@@ -162,7 +179,8 @@ class Recorder:
             names: what global names in it stand for.
         """
         before = set(self.cpp_module._method_names())
-        self.cpp_module._define(self._module._concrete_type, source, names.get)
+        concrete_type = _C.ConcreteModuleType.from_jit_type(self.cpp_module._type())
+        self.cpp_module._define(concrete_type, source, names.get)
         (defined,) = set(self.cpp_module._method_names()) - before
         type_name = self.cpp_module._type().qualified_name()
         bodies = {f"{type_name}.{name}": self.graph(name) for name in before}
@@ -225,8 +243,39 @@ def _compiled(model: nn.Module, methods: Sequence[str]) -> torch.jit.ScriptModul
         return found + [_recursive.make_stub(getattr(module, name), name) for name in wanted]
 
     module: torch.jit.ScriptModule
-    module = _recursive.create_script_module(model, stubs, share_types=False, is_tracing=True)
+    try:
+        module = _recursive.create_script_module(model, stubs, share_types=False, is_tracing=True)
+    except (FrontendError, RuntimeError) as error:
+        asked = f" ({', '.join(methods)})" if methods else ""
+        raise TracingError(
+            f"TorchScript cannot compile what {type(model).__name__} exports or preserves{asked}; "
+            f"preserve what it reads instead, or leave it out: {error}"
+        ) from error
     return module
+
+
+def _call_of_part(schema: torch._C.FunctionSchema) -> str:
+    """Source of a method that calls the method of this schema of the first scripted part."""
+    arguments = schema.arguments[1:]
+    typed: Any = [
+        f"{argument.name}: {argument.type.annotation_str}"
+        + (f" = {argument.default_value!r}" if argument.has_default_value() else "")
+        for argument in arguments
+    ]
+    names = ", ".join(argument.name for argument in arguments)
+    return (
+        f"def {schema.name}({', '.join(['self', *typed])}):\n"
+        f"    return self.scripted_0.{schema.name}({names})\n"
+    )
+
+
+_TYPE_NAMES: Mapping[str, object] = {
+    **{name: getattr(typing, name) for name in ("Any", "Dict", "List", "Optional", "Tuple")},
+    "Tensor": torch.Tensor,
+    "Future": torch.jit.Future,
+    "Union": typing.Union,
+}
+"""What the names in the text of a TorchScript type stand for."""
 
 
 def _optional_tensors(module: torch.jit.ScriptModule) -> list[tuple[Any, str, torch.Tensor]]:
@@ -244,13 +293,17 @@ def _optional_tensors(module: torch.jit.ScriptModule) -> list[tuple[Any, str, to
     ]
 
 
-def _empty(named_after: type, parts: Sequence[nn.Module]) -> torch.jit.ScriptModule:
-    """A module without methods that holds scripted modules, for calls of them."""
-    holder = type(named_after.__name__, (nn.Module,), {"__module__": named_after.__module__})()
+def _empty(named_after: type, parts: Sequence[Any]) -> Any:
+    """A C++ module without methods that holds scripted modules, for calls of them.
+
+    It has a compilation unit of its own, which dies with it and with what is frozen of it. In the
+    process's, each recording would stay for ever, with the constants of each frozen program.
+    """
+    name = f"__torch__.{named_after.__name__}"
+    module = _C.ScriptModule(name, _C.CompilationUnit(), False)
+    module._register_attribute("training", _C.BoolType.get(), False)
     for index, part in enumerate(parts):
-        holder.add_module(f"scripted_{index}", part)
-    module: torch.jit.ScriptModule
-    module = _trace.TopLevelTracedModule(holder.eval(), _compilation_unit=_python_cu)
+        module._register_attribute(f"scripted_{index}", part._c._type(), part)
     return module
 
 
