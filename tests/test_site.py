@@ -9,7 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -47,32 +47,53 @@ def _text(site: Path, page: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", source))
 
 
-class _Loaded(HTMLParser):
-    """Addresses that a browser fetches when it shows a page."""
+class _Parsed(HTMLParser):
+    """What a page loads when it is shown, where it leads, and the places in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: Path) -> None:
         super().__init__()
-        self.addresses: list[str] = []
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = set()
+        self.feed(page.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        if tag == "link" and values.get("rel") in ("next", "prev", "canonical"):
-            return
-        fetched = values.get("href") if tag == "link" else values.get("src")
-        if fetched and not fetched.startswith("data:"):
-            self.addresses.append(fetched)
+        self.places.add(values.get("id") or "")
+        if tag == "a":
+            self.links.append(values.get("href") or "")
+        elif tag != "link" or values.get("rel") not in ("next", "prev", "canonical"):
+            loaded = values.get("href") if tag == "link" else values.get("src")
+            if loaded and not loaded.startswith("data:"):
+                self.loads.append(loaded)
 
 
-def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
-    pages = sorted(site.rglob("*.html"))
-    assert pages
-    for page in pages:
-        loaded = _Loaded()
-        loaded.feed(page.read_text())
-        elsewhere = [address for address in loaded.addresses if urlsplit(address).netloc]
-        assert not elsewhere, page
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, _Parsed]:
+    """Every page but the one for addresses that are not there, which has no address itself."""
+    files = [file for file in site.rglob("*.html") if file.name != "404.html"]
+    return {file: _Parsed(file) for file in files}
+
+
+def test_pages_fetch_nothing_from_elsewhere(site: Path, pages: dict[Path, _Parsed]) -> None:
+    for file, page in pages.items():
+        assert not [address for address in page.loads if urlsplit(address).netloc], file
     for sheet in site.rglob("*.css"):
         assert "@import" not in sheet.read_text(), sheet
+
+
+def test_links_lead_somewhere(pages: dict[Path, _Parsed]) -> None:
+    for file, page in pages.items():
+        for link in page.links:
+            address = urlsplit(link)
+            if address.netloc:
+                continue
+            target = (file.parent / address.path).resolve() if address.path else file
+            target = target / "index.html" if target.is_dir() else target
+            assert target in pages, f"{file}: {link}"
+            assert unquote(address.fragment) in pages[target].places | {"", "__skip"}, (
+                f"{file}: {link}"
+            )
 
 
 def test_every_page_of_the_documentation_is_in_the_navigation(site: Path) -> None:
