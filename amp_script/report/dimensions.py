@@ -6,9 +6,9 @@ make bfloat16, bfloat16 and a float32 matrix float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -23,28 +23,51 @@ def _aten(names: str) -> frozenset[str]:
 
 
 _ALWAYS: Final = _aten(
-    "linear conv1d conv2d conv3d _convolution convolution conv_transpose1d conv_transpose2d "
-    "conv_transpose3d mm addmm bmm baddbmm addbmm mv addmv outer addr embedding layer_norm "
-    "batch_norm group_norm instance_norm rms_norm scaled_dot_product_attention cat concat stack "
-    "unsqueeze flatten arange slice narrow unfold index_select repeat pad constant_pad_nd "
-    "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d pixel_shuffle upsample_nearest2d upsample_bilinear2d "
-    "one_hot nonzero masked_select gather lstm gru"
+    "conv1d conv2d conv3d _convolution convolution conv_transpose1d conv_transpose2d "
+    "conv_transpose3d mm addmm bmm baddbmm addbmm mv addmv outer addr layer_norm batch_norm "
+    "group_norm instance_norm rms_norm scaled_dot_product_attention cat concat stack flatten "
+    "arange slice narrow unfold max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d pixel_shuffle upsample_nearest2d "
+    "upsample_bilinear2d one_hot nonzero masked_select lstm gru"
 )
 """Operators whose tensors have dimensions, whatever they are given, or raise."""
 
 _CHANGES: Final = _aten(
     "index mean sum amax amin select squeeze view reshape unflatten unbind chunk split "
     "split_with_sizes tensor_split diagonal expand broadcast_to view_as reshape_as expand_as "
-    "take_along_dim embedding ravel"
+    "take_along_dim embedding ravel repeat repeat_interleave pad constant_pad_nd index_select gather"
 )
 """Operators whose result may have fewer dimensions than their first argument, or more."""
 
 _AS_FIRST: Final = (KEEP_DTYPE | _aten("to type_as masked_fill logical_not")) - _CHANGES - _ALWAYS
 """Operators whose result has as many dimensions as their first argument."""
 
+_MORE: Final[Mapping[str, tuple[int, int]]] = {
+    "aten::linear": (0, 0),
+    "aten::embedding": (1, 1),
+    "aten::unsqueeze": (0, 1),
+}
+"""Operators whose result has as many dimensions as one of their arguments, and more."""
+
+_REDUCTIONS: Final = _aten("mean sum prod amax amin max min median std var")
+"""Operators whose result has no dimensions where they are not told which to reduce."""
+
 _BROADCAST: Final = PROMOTE | _aten("eq ne lt le gt ge __and__ __or__ logical_and logical_or")
 """Operators whose result has as many dimensions as the argument with the most."""
+
+
+class _Rank(NamedTuple):
+    """How many dimensions a tensor has: no fewer than, and no more than where that is known."""
+
+    low: int
+    high: int | None
+
+    def plus(self, more: int) -> _Rank:
+        return _Rank(self.low + more, None if self.high is None else self.high + more)
+
+
+_ANY: Final = _Rank(0, None)
+_SOME: Final = _Rank(1, None)
 
 
 class Dimensions:
@@ -55,47 +78,72 @@ class Dimensions:
     """
 
     def __init__(self, known: Mapping[int, int]) -> None:
-        self._known: dict[int, bool | None] = {key: rank > 0 for key, rank in known.items()}
+        self._ranks = {key: _Rank(rank, rank) for key, rank in known.items()}
 
     def has(self, value: Value) -> bool | None:
         """Whether a tensor has dimensions; None where the program does not tell."""
-        key = value.unique()
-        if key not in self._known:
-            self._known[key] = None  # what leads back to itself does not tell
-            self._known[key] = self._find(value)
-        return self._known[key]
+        rank = self._rank(value)
+        return True if rank.low > 0 else False if rank.high == 0 else None
 
-    def _find(self, value: Value) -> bool | None:
+    def _rank(self, value: Value) -> _Rank:
+        key = value.unique()
+        if key not in self._ranks:
+            self._ranks[key] = _ANY  # what leads back to itself does not tell
+            self._ranks[key] = self._find(value)
+        return self._ranks[key]
+
+    def _find(self, value: Value) -> _Rank:
         node = value.node()
         kind = node.kind()
         if kind == "prim::Constant":
             held = constant(value)
-            return held.dim() > 0 if isinstance(held, torch.Tensor) else None
+            return _Rank(held.dim(), held.dim()) if isinstance(held, torch.Tensor) else _ANY
+        if kind in _MORE:
+            position, more = _MORE[kind]
+            return self._rank(node.inputsAt(position)).plus(more)
+        if kind == "aten::matmul":
+            ranks = [self._rank(each).low for each in node.inputs()]
+            return _SOME if max(ranks) > 1 else _ANY  # of two vectors it is a scalar
         if kind in _ALWAYS:
-            return True
+            return _SOME
+        if kind in _REDUCTIONS and "dim" not in node.schema():
+            return _Rank(0, 0)
         if kind in ("aten::view", "aten::reshape"):
-            return _is_filled(node.inputsAt(1))
+            return _of_sizes(node.inputsAt(1))
         if kind in _AS_FIRST:
-            return self.has(node.inputsAt(0))
+            return self._rank(node.inputsAt(0))
         if kind in _BROADCAST:
-            return _any([self.has(each) for each in node.inputs() if _is_tensor(each)])
+            return _highest([self._rank(each) for each in node.inputs() if _is_tensor(each)])
         if kind == "prim::If":
-            ends = {self.has(list(block.outputs())[value.offset()]) for block in node.blocks()}
-            return ends.pop() if len(ends) == 1 else None
-        return None
+            return _either([self._rank(end) for end in _ends(node, value.offset())])
+        return _ANY
 
 
-def _any(found: Iterable[bool | None]) -> bool | None:
-    answers = set(found)
-    return True if True in answers else None if None in answers else False
+def _highest(ranks: Sequence[_Rank]) -> _Rank:
+    highs = [rank.high for rank in ranks if rank.high is not None]
+    known = len(highs) == len(ranks)
+    return _Rank(max(rank.low for rank in ranks), max(highs) if known else None)
 
 
-def _is_filled(sizes: Value) -> bool | None:
-    """Whether a list of sizes has items."""
-    if is_constant(sizes):
-        return bool(constant(sizes))
+def _either(ranks: Sequence[_Rank]) -> _Rank:
+    return _highest(ranks)._replace(low=min(rank.low for rank in ranks))
+
+
+def _ends(node: Node, offset: int) -> list[Value]:
+    """What the branches give for one result."""
+    return [list(block.outputs())[offset] for block in node.blocks()]
+
+
+def _of_sizes(sizes: Value) -> _Rank:
+    """The rank that a list of sizes has."""
     node = sizes.node()
-    return node.inputsSize() > 0 if node.kind() == "prim::ListConstruct" else None
+    if is_constant(sizes):
+        count = len(constant(sizes))
+    elif node.kind() == "prim::ListConstruct":
+        count = node.inputsSize()
+    else:
+        return _ANY
+    return _Rank(count, count)
 
 
 def _is_tensor(value: Value) -> bool:

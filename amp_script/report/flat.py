@@ -220,11 +220,10 @@ class _Flattening:
     def _fork(self, node: Node, place: _Place) -> None:
         """Put what runs on another thread where it is waited for."""
         waits = [use.user for use in node.output().uses() if use.user.kind() == "aten::wait"]
-        results = [wait.output() for wait in waits[:1]]
-        self._insert(node, node.g("Subgraph"), list(node.inputs()), results, place)
-        for wait in waits:
-            if not wait.output().uses():
-                wait.destroy()
+        first = [wait.output() for wait in waits[:1]]
+        for wait in waits[1:]:
+            wait.output().replaceAllUsesWith(first[0])
+        self._insert(node, node.g("Subgraph"), list(node.inputs()), first, place)
 
     def _insert(
         self,

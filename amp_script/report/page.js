@@ -27,9 +27,12 @@
     for (const input of operator.inputs) takers[input].push(index);
   });
   const label = (name) => (name === null ? "submodule unknown" : name);
-  const texts = operators.map((operator) =>
-    [operator.kind, operator.dtype, label(operator.submodule), operator.source, operator.method]
-      .join(" ").toLowerCase());
+  const texts = operators.map((operator, index) => {
+    const cast = casts.get(index);
+    return [operator.kind, operator.dtype, label(operator.submodule), operator.source,
+      operator.method, cast ? `cast ${cast.origin} ${cast.before} ${cast.after}` : ""]
+      .join(" ").toLowerCase();
+  });
   const shortKind = (kind) => kind.replace(/^aten::/, "");
 
   // --- the tree of submodules ----------------------------------------------------------------
@@ -69,6 +72,19 @@
     }
     group.parts.push(index);
   });
+
+  const joined = (group) => { // a submodule that only holds another one is shown with it
+    group.parts.forEach((part, place) => {
+      if (typeof part !== "number") group.parts[place] = joined(part);
+    });
+    const only = group.parts[0];
+    if (group.path && group.parts.length === 1 && typeof only !== "number") {
+      only.name = `${group.name}.${only.name}`;
+      return only;
+    }
+    return group;
+  };
+  roots.forEach(joined);
 
   // --- filters -------------------------------------------------------------------------------
 
@@ -137,7 +153,13 @@
     }
     list(rest, "←", operator.inputs);
     list(rest, "→", takers[index]);
-    if (operator.source) rest.append(make("br"), make("span", "mono", operator.source));
+    const place = /^(.*?):(\d+)(?:: (.*))?$/s.exec(operator.source);
+    if (place) {
+      const source = make("span", "source mono", `${place[1].split(/[/\\]/).pop()}:${place[2]}`);
+      if (place[3]) source.append("  ", make("span", "code", place[3]));
+      source.title = operator.source;
+      rest.append(source);
+    }
     row.append(number, kind, dtype, rest);
     return row;
   };
