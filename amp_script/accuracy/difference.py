@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import total_ordering
 
 import torch
@@ -87,17 +88,27 @@ def _of_tensors(found: torch.Tensor, wanted: torch.Tensor) -> Difference:
     if not (found.is_floating_point() and wanted.is_floating_point()):
         share = float((found != wanted).double().mean())
         return Difference(share, float((found.double() - wanted.double()).abs().max()))
+    wide = torch.promote_types(torch.promote_types(found.dtype, wanted.dtype), torch.float32)
+    apart = found.to(wide) - wanted.to(wide)
+    norm = _norm(apart)
+    if not math.isfinite(norm):
+        return _of_finite_elements(found, wanted)
+    return _relative_to(_norm(wanted), norm, apart)
+
+
+def _of_finite_elements(found: torch.Tensor, wanted: torch.Tensor) -> Difference:
+    """The same where some elements are no finite numbers, or too far apart for their dtype."""
     should_be_finite = wanted.isfinite()
     both = should_be_finite & found.isfinite()
+    apart = torch.where(both, found.double() - wanted.double(), 0)
+    measured = _relative_to(_norm(torch.where(both, wanted, 0)), _norm(apart), apart)
     infinities = int((found.isinf() & should_be_finite).sum())
     nans = int((found.isnan() & ~wanted.isnan()).sum())
-    wide = torch.promote_types(torch.promote_types(found.dtype, wanted.dtype), torch.float32)
-    size = _norm(torch.where(both, wanted.to(wide), 0))
-    apart = torch.where(both, found.to(wide) - wanted.to(wide), 0)
-    if not apart.isfinite().all():  # the difference of two of the largest numbers
-        apart = torch.where(both, found.double() - wanted.double(), 0)
-    norm = _norm(apart)
-    return Difference(norm / size if size else norm, float(apart.abs().max()), infinities, nans)
+    return replace(measured, infinities=infinities, nans=nans)
+
+
+def _relative_to(size: float, norm: float, apart: torch.Tensor) -> Difference:
+    return Difference(norm / size if size else norm, float(apart.abs().max()))
 
 
 def _norm(tensor: torch.Tensor) -> float:
@@ -105,7 +116,9 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _computable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in a strided layout, real numbers, and a dtype that torch computes with."""
+    """The same values as real numbers, strided, and where and in a dtype that can be computed with."""
+    if tensor.device.type == "mps":  # which has no float64
+        tensor = tensor.cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout is not torch.strided:

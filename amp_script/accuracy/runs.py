@@ -342,9 +342,11 @@ class _InFloat32(_Observer):
                 dtype.is_floating_point and tensor.is_floating_point()
             ):
                 return tensor
-            largest = torch.finfo(dtype).max
-            within = torch.where(tensor.isinf(), tensor, tensor.clamp(-largest, largest))
-            rounded = within.to(dtype)
+            rounded = tensor.to(dtype)
+            if rounded.isinf().any():
+                largest = torch.finfo(dtype).max
+                within = torch.where(tensor.isinf(), tensor, tensor.clamp(-largest, largest))
+                rounded = within.to(dtype)
             exact = exact and bool((rounded == tensor).all())
             return rounded.to(tensor.dtype) if back else rounded
 
