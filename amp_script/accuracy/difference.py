@@ -116,7 +116,7 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _computable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values as real numbers, strided, and where and in a dtype that can be computed with."""
+    """The same values as real numbers, strided, where torch computes with them."""
     if tensor.device.type == "mps":  # which has no float64
         tensor = tensor.cpu()
     if tensor.is_quantized:
