@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -35,8 +35,8 @@ __all__ = [
 Names: TypeAlias = "Mapping[nn.Module, Sequence[str]]"
 """Modules in the order of ``named_modules``, each with every name that it has."""
 
-Forward: TypeAlias = Callable[..., Any]
-StandIn: TypeAlias = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
+Forward: TypeAlias = Callable[..., object]
+StandIn: TypeAlias = Callable[[nn.Module, Forward, tuple[object, ...], dict[str, object]], object]
 """Takes a module, its own ``forward``, and the arguments of a call; returns what the call does."""
 
 
@@ -125,13 +125,15 @@ _in_thread = threading.local()
 """``layers``: those that the thread is in, the innermost last."""
 
 
-def _owner(module: nn.Module) -> Any:
+def _owner(module: nn.Module) -> nn.Module | type[nn.Module]:
     """Where a module's ``forward`` is looked up: its class, or itself."""
     on_itself = "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule)
     return module if on_itself else type(module)
 
 
-def _of_class(owner: type, original: Forward, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _of_class(
+    owner: type, original: Forward, module: nn.Module, *args: object, **kwargs: object
+) -> object:
     """Stand for ``owner.forward``."""
     # A subclass that calls its parent's forward has had its turn.
     if type(module) is not owner:
@@ -139,7 +141,7 @@ def _of_class(owner: type, original: Forward, module: nn.Module, *args: Any, **k
     return _call(module, partial(original, module), *args, **kwargs)
 
 
-def _call(module: nn.Module, original: Forward, *args: Any, **kwargs: Any) -> Any:
+def _call(module: nn.Module, original: Forward, *args: object, **kwargs: object) -> object:
     """Stand for ``module.forward``."""
     forward = original
     for layer in _in_thread.layers:
@@ -148,5 +150,7 @@ def _call(module: nn.Module, original: Forward, *args: Any, **kwargs: Any) -> An
     return forward(*args, **kwargs)
 
 
-def _turn(stand_in: StandIn, module: nn.Module, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+def _turn(
+    stand_in: StandIn, module: nn.Module, forward: Forward, *args: object, **kwargs: object
+) -> object:
     return stand_in(module, forward, args, kwargs)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -40,7 +40,7 @@ class Packing:
         self._lock = threading.Lock()
         self._packed = self._last = _seen([weight.packed_for for weight in weights])
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[object]:
         """What the graph takes after its own inputs: sizes that the weights fit, and weights."""
         with self._lock:
             threads, _ = self._packed
