@@ -4,6 +4,7 @@ from amp_script.accuracy import compare_layers
 from amp_script.artifact import load, save
 from amp_script.autocast_mode import autocast, autocast_decorator, is_autocast_available
 from amp_script.autograd import custom_bwd, custom_fwd
+from amp_script.exporting import export
 from amp_script.float32_blocks import keep_float32
 from amp_script.jit_state import jit_autocast_pass
 from amp_script.report import precision_report
@@ -18,6 +19,7 @@ __all__ = [
     "compare_layers",
     "custom_bwd",
     "custom_fwd",
+    "export",
     "generate_stub",
     "is_autocast_available",
     "jit_autocast_pass",

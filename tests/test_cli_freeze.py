@@ -212,9 +212,49 @@ def test_a_difference_from_eager_autocast_is_an_error(
     shown = capsys.readouterr().err
     assert shown.startswith("error: odd.py:odd: ")
     assert "differs from eager autocast in output: float32 2, up to " in shown
-    assert shown.endswith(" units in the last place apart\n")
+    assert " units in the last place apart; " in shown
+    assert "keep such state in a buffer" in shown
     assert shown.count("\n") == 1
     assert _left_behind(folder) == {"odd.py"}
+
+
+def test_inputs_in_other_sizes_are_known_to_vary(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "sizes.py").write_text("import torch\ndef longer(): return torch.randn(5, 8)\n")
+    args = ["--check-inputs", "sizes.py:longer", "--output-dtype", "float32"]
+    assert run(["freeze", "models.py:net", "-o", "net.pt", "--input", "3x8", *args]) == 0
+    assert "float32 ?x8" in capsys.readouterr().out
+    loaded = amp_script.load("net.pt")
+    assert loaded(torch.randn(4, 8)).dtype is torch.float32
+    for file_format, name in (("torchscript", "bad.pt"), ("export", "bad.pt2")):
+        (folder / "sizes.py").write_text("import torch\ndef longer(): return torch.randn(5, 9)\n")
+        sys.modules.pop("sizes")
+        options = [*args, "--format", file_format]
+        assert run(["freeze", "models.py:net", "-o", name, "--input", "3x8", *options]) == 1
+        assert not (folder / name).exists()
+
+
+def test_the_export_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sizes.py").write_text("import torch\ndef longer(): return torch.randn(5, 8)\n")
+    options = ["--format", "export", "--check-inputs", "sizes.py:longer"]
+    args = ["freeze", "models.py:net", "--input", "3x8", *options]
+    assert run([*args, "-o", "net.pt"]) == 2
+    assert "net.pt: expected a name that ends in .pt2" in capsys.readouterr().err
+    assert run([*args, "-o", "net.pt2"]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["region"].strip() == "bfloat16 on cpu, in the program"
+    assert rows["input input"].strip() == "float32 ?x8"
+    assert rows["verified"].strip() == "equal to eager autocast to the bit"
+    x = torch.randn(4, 8)
+    expected = _eager("net", x)
+    assert isinstance(expected, torch.Tensor)
+    got = torch.export.load("net.pt2").module()(x)
+    assert got.dtype is expected.dtype
+    assert torch.equal(got, expected)
+    assert _left_behind(folder) == {"net.pt2", "sizes.py"}
+    assert run(["freeze", "models.py:net", "-o", "x.pt", "--input", "3x8", "--format", "onnx"]) == 2
+    assert "--format onnx: expected torchscript or export" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_nothing_behind(folder: Path) -> None:

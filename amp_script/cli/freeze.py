@@ -1,11 +1,15 @@
-"""``amp-script freeze``: a model in, a frozen mixed-precision ``.pt`` file out."""
+"""``amp-script freeze``: a model in, a mixed-precision file out.
+
+A frozen TorchScript program, or with ``--format export`` what torch.export makes of the model.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, TypeAlias
 
 import torch
 import typer
@@ -13,10 +17,20 @@ import typer
 import amp_script
 from amp_script.cli import output, targets
 from amp_script.cli.files import require_free
-from amp_script.cli.inputs import DTYPES, choice, device_of, example_inputs, moved
+from amp_script.cli.inputs import (
+    BORDER_DTYPES,
+    DTYPES,
+    choice,
+    device_of,
+    example_inputs,
+    moved,
+)
+from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, SubmoduleError, UsageError, VerificationError
+from amp_script.exporting import inputs_of, save_exported
 from amp_script.frozen import FrozenModule
-from amp_script.metadata import Verification
+from amp_script.metadata import InputSpec, Verification
+from amp_script.regions import Region
 from amp_script.verification import VerificationReport
 
 
@@ -50,10 +64,27 @@ def command(
             "by parameter name, or a function that returns one.",
         ),
     ] = None,
+    check_targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--check-inputs",
+            metavar="MODULE:ATTR",
+            help="More inputs, in other sizes, once for each: the file has to do as the model does "
+            "on them, and their sizes are known to vary.",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="DTYPE", help="`bfloat16` or `float16`; the device's own if not given."
+        ),
+    ] = None,
+    output_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="The dtype of floating-point outputs, such as `float32`; eager autocast's if not "
+            "given.",
         ),
     ] = None,
     device: Annotated[
@@ -69,6 +100,15 @@ def command(
             "`amp-script compare` says which.",
         ),
     ] = None,
+    file_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="`torchscript`, or `export` for a `.pt2` file that `torch.export.load` and "
+            "AOTInductor read.",
+        ),
+    ] = "torchscript",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
     """Freeze a model to a mixed-precision file that is eager autocast to the bit.
@@ -77,34 +117,111 @@ def command(
     and written with the weights that autocast casts in the lower precision. Plain `torch.jit.load`
     and libtorch read the file.
 
+    With `--format export` the model goes through `torch.export` instead, with the region in the
+    program and the weights as they are, and is compared in the same way.
+
     Example: `amp-script freeze models.py:resnet -o resnet.pt --input 1x3x224x224`
     """
     started = time.perf_counter()
+    write = choice("--format", file_format, FORMATS)
+    if file_format == "export" and file.suffix != ".pt2":
+        raise UsageError(f"{file}: expected a name that ends in .pt2, which torch.export asks for")
     require_free(file, force)
     region_dtype = None if dtype is None else choice("--dtype", dtype, DTYPES)
+    border = None if output_dtype is None else choice("--output-dtype", output_dtype, BORDER_DTYPES)
     place = device_of(device)
     make_inputs = example_inputs(input_specs or [], inputs_target)
     with output.step(f"loading {target}"):
         model = targets.load_model(target).to(place)
         inputs, kwargs = moved(make_inputs(), place)
-    weight_bytes = _weight_bytes(model)
+        checks = [moved(targets.load_inputs(text), place) for text in check_targets or []]
+    request = Request(
+        model=model,
+        inputs=inputs,
+        kwargs=kwargs,
+        checks=checks,
+        device_type=place.type,
+        dtype=region_dtype,
+        output_dtype=border,
+        keep_float32=keep_float32 or [],
+    )
+    try:
+        rows = list(write(request, file))
+    except SubmoduleError as error:
+        raise UsageError(f"--keep-float32 {error.pattern}: {error.reason}") from error
+    except VerificationError as error:
+        reason = f"{_difference(error.report)}{error.explanation}"
+        raise AmpScriptError(f"{target}: {reason}") from error
+    size = output.size(file.stat().st_size)
+    output.table(
+        [
+            ("file", str(file)),
+            ("size", f"{size}, of a model with {output.size(_weight_bytes(model))} of weights"),
+            *rows,
+            ("took", f"{time.perf_counter() - started:.1f} s"),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, as :func:`amp_script.trace_and_freeze` calls it."""
+
+    model: torch.nn.Module
+    inputs: ExampleInputs
+    kwargs: dict[str, object]
+    checks: list[ExampleInputs]
+    device_type: str
+    dtype: torch.dtype | None
+    output_dtype: torch.dtype | None
+    keep_float32: Sequence[str]
+
+
+Rows: TypeAlias = "Iterator[tuple[str, str]]"
+
+
+def _torchscript(request: Request, file: Path) -> Rows:
+    """Write a frozen TorchScript program, and tell what it is."""
     with output.step("tracing under autocast, freezing, comparing with eager autocast"):
-        try:
-            frozen = amp_script.trace_and_freeze(
-                model,
-                inputs,
-                example_kwargs=kwargs,
-                device_type=place.type,
-                dtype=region_dtype,
-                keep_float32=keep_float32 or [],
-            )
-        except SubmoduleError as error:
-            raise UsageError(f"--keep-float32 {error.pattern}: {error.reason}") from error
-        except VerificationError as error:
-            raise AmpScriptError(f"{target}: {_difference(error.report)}") from error
+        frozen = amp_script.trace_and_freeze(
+            request.model,
+            request.inputs,
+            example_kwargs=request.kwargs,
+            device_type=request.device_type,
+            dtype=request.dtype,
+            output_dtype=request.output_dtype,
+            keep_float32=request.keep_float32,
+            check_inputs=request.checks,
+        )
     with output.step(f"writing {file}"):
         amp_script.save(frozen, file)
-    output.table(_summary(file, frozen, weight_bytes, time.perf_counter() - started))
+    yield from _summary(frozen)
+
+
+def _export(request: Request, file: Path) -> Rows:
+    """Write an exported program, and tell what it is."""
+    with output.step("exporting under autocast, comparing with eager autocast"):
+        program = amp_script.export(
+            request.model,
+            request.inputs,
+            example_kwargs=request.kwargs,
+            device_type=request.device_type,
+            dtype=request.dtype,
+            output_dtype=request.output_dtype,
+            keep_float32=request.keep_float32,
+            check_inputs=request.checks,
+        )
+    with output.step(f"writing {file}"):
+        save_exported(program, file)
+    region = Region.resolve(request.device_type, request.dtype)
+    yield "region", f"{_name(region.dtype)} on {region.device_type}, in the program"
+    if request.keep_float32:
+        yield "in float32", ", ".join(map(repr, request.keep_float32))
+    yield from _inputs(inputs_of(program))
+    yield "verified", "equal to eager autocast to the bit"
+
+
+FORMATS: Final = {"torchscript": _torchscript, "export": _export}
 
 
 def _weight_bytes(model: torch.nn.Module) -> int:
@@ -126,22 +243,20 @@ def _difference(report: VerificationReport) -> str:
     return f"{verdict}: {found}, not {_tensor(failing.expected_dtype, failing.expected_shape)}"
 
 
-def _summary(
-    file: Path, frozen: FrozenModule, weight_bytes: int, seconds: float
-) -> Iterator[tuple[str, str]]:
+def _summary(frozen: FrozenModule) -> Rows:
     about = frozen.metadata
-    yield "file", str(file)
-    size = output.size(file.stat().st_size)
-    yield "size", f"{size}, of a model with {output.size(weight_bytes)} of weights"
     yield "region", f"{_name(about.dtype)} on {about.device}, {about.compute} kernels"
     if about.keep_float32:
         yield "in float32", ", ".join(map(repr, about.keep_float32))
-    for spec in about.inputs:
-        what = "no tensor" if spec.dtype is None else _tensor(spec.dtype, spec.shape)
-        yield f"input {spec.name}", what
+    yield from _inputs(about.inputs)
     if about.verification is not None:
         yield "verified", _verdict(about.verification)
-    yield "took", f"{seconds:.1f} s"
+
+
+def _inputs(specs: Iterable[InputSpec]) -> Rows:
+    for spec in specs:
+        what = "no tensor" if spec.dtype is None else _tensor(spec.dtype, spec.shape)
+        yield f"input {spec.name}", what
 
 
 def _verdict(found: Verification) -> str:

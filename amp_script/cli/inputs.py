@@ -15,11 +15,23 @@ from amp_script.errors import InputError, UsageError
 from amp_script.frozen import FrozenModule
 from amp_script.made_inputs import make_inputs
 
-__all__ = ["DTYPES", "choice", "device_of", "example_inputs", "moved", "program_call"]
+__all__ = [
+    "BORDER_DTYPES",
+    "DTYPES",
+    "choice",
+    "device_of",
+    "example_inputs",
+    "moved",
+    "program_call",
+]
 
 T = TypeVar("T")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What a region may be in."""
+
+BORDER_DTYPES = {**DTYPES, "float32": torch.float32}
+"""What a program may return."""
 
 
 def choice(option: str, text: str, choices: Mapping[str, T]) -> T:

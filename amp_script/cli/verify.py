@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 import amp_script
 from amp_script.cli import output, targets
-from amp_script.cli.inputs import DTYPES, choice, device_of, example_inputs, moved
+from amp_script.cli.inputs import BORDER_DTYPES, choice, device_of, example_inputs, moved
 from amp_script.compute import Compute
 from amp_script.errors import AmpScriptError, VerificationError
 
 PLANS: dict[str, Compute] = {"auto": "auto", "native": "native", "upcast": "upcast"}
-BORDER_DTYPES = {**DTYPES, "float32": torch.float32}
 
 
 def command(
