@@ -375,7 +375,7 @@ class _Copies:
     """Copies of tensors that later code may change; one for a tensor that is returned twice."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
+        self._known: dict[int, _Known] = {}
 
     def of(self, result: object) -> Outputs:
         """Copies of the tensors in a result."""
@@ -384,11 +384,22 @@ class _Copies:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_inference():  # which counts no changes
             return tensor.detach().clone()
-        known, version, copied = self._known.get(id(tensor), (None, 0, tensor))
-        if known is None or known() is not tensor or version != tensor._version:
-            copied = tensor.detach().clone()
-            self._known[id(tensor)] = weakref.ref(tensor), tensor._version, copied
+        known = self._known.get(id(tensor))
+        if known is not None and known.tensor() is tensor and known.version == tensor._version:
+            copied = known.copied()
+            if copied is not None:
+                return copied
+        copied = tensor.detach().clone()
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), tensor._version, weakref.ref(copied))
         return copied
+
+
+class _Known(NamedTuple):
+    """A tensor, how often it had been changed when it was copied, and the copy."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    copied: weakref.ref[torch.Tensor]
 
 
 def _dtypes(given: object) -> list[torch.dtype]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -55,7 +56,8 @@ def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int =
     shown = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     for index, heading in enumerate(headings):
         number = index >= len(headings) - right
-        shown.add_column(heading, justify="right" if number else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if number else "left"
+        shown.add_column(heading, justify=justify, overflow="fold", no_wrap=number)
     for row in rows:
         shown.add_row(*map(Text, row))
     console.print(shown)
