@@ -35,7 +35,8 @@ _ALWAYS: Final = _aten(
 _CHANGES: Final = _aten(
     "index mean sum amax amin select squeeze view reshape unflatten unbind chunk split "
     "split_with_sizes tensor_split diagonal expand broadcast_to view_as reshape_as expand_as "
-    "take_along_dim embedding ravel repeat repeat_interleave pad constant_pad_nd index_select gather"
+    "take_along_dim embedding ravel repeat repeat_interleave pad constant_pad_nd index_select "
+    "gather"
 )
 """Operators whose result may have fewer dimensions than their first argument, or more."""
 
