@@ -67,7 +67,7 @@ def test_it_shows_what_a_file_holds(folder: Path, capsys: pytest.CaptureFixture[
     assert re.search(r"^input x +float32 2x8$", shown.out, re.M)
     assert re.search(r"^operator +bfloat16", shown.out, re.M)
     assert re.search(r"^aten::linear +4", shown.out, re.M)
-    assert re.search(r"^layers\.\*  \(each of 3\) +2", shown.out, re.M)
+    assert re.search(r"^layers\.\*  \(each of 2\) +1", shown.out, re.M)
     assert re.search(r"^libtorch +\d\.\d+ or newer$", shown.out, re.M)
     assert "\x1b" not in shown.out
 
