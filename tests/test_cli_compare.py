@@ -79,6 +79,8 @@ def test_the_culprit_comes_first_and_what_is_advised_mends_it(
     freeze = ["freeze", *ARGS[1:], "-o", "net.pt", *command.split()[-2:]]
     assert run(freeze) == 0
     assert "in float32   '1.norm'" in capsys.readouterr().out
+    assert run(["inspect", "net.pt"]) == 0
+    assert "in float32        '1.norm'" in capsys.readouterr().out
     assert amp_script.load("net.pt").metadata.keep_float32 == ("1.norm",)
     assert run(["verify", "net.pt", *ARGS[1:4], "--compute", "native", "--exact"]) == 0
     assert run([*ARGS, "--keep-float32", "1.norm"]) == 0

@@ -299,6 +299,8 @@ def _named(counts: Counts) -> dict[str, int]:
 def _said(metadata: Metadata) -> list[tuple[str, str]]:
     """What a file says about itself."""
     facts = [("made for", f"{metadata.device}, {dtype_name(metadata.dtype, 'no one dtype')}")]
+    if metadata.keep_float32:
+        facts.append(("in float32", ", ".join(map(repr, metadata.keep_float32))))
     facts += [(f"input {spec.name}", _input(spec)) for spec in metadata.inputs]
     if metadata.verification is not None:
         facts.append(("verified", _verdict(metadata.verification)))
