@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch.jit._recursive import wrap_cpp_module
 
-from amp_script.compatibility import oldest_libtorch
+from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule
 from amp_script.disk import require_room, stored_bytes, to_path
 from amp_script.errors import ArgumentError, ArtifactError
@@ -89,7 +89,13 @@ def _metadata_of_scripted(module: torch.jit.ScriptModule) -> Metadata:
     """What is known about a program with parameters; its inputs may have any dtype and size."""
     device = next((parameter.device.type for parameter in module.parameters()), "cpu")
     graphs = [module._c._get_method(name).inlined_graph for name in module._c._method_names()]
-    return Metadata("scripted", None, device, oldest_libtorch=oldest_libtorch(graphs))
+    return Metadata(
+        "scripted",
+        None,
+        device,
+        oldest_libtorch=oldest_libtorch(graphs),
+        lite_interpreter=runs_in_lite_interpreter(graphs),
+    )
 
 
 @overload

@@ -161,19 +161,23 @@ def _is_constant_of(value: Value, expected: object) -> bool:
 def runs_in_lite_interpreter(graphs: Iterable[Graph]) -> bool | None:
     """Whether the lite interpreter takes programs with these graphs.
 
-    Each graph is exported for it and loaded by it, with empty tensors for constants.
+    Each graph is exported for it and loaded by it, with empty tensors for constants and with inputs
+    in the place of its module's attributes.
 
     Returns:
-        ``None`` where a graph reads attributes of its module, so that it cannot be exported alone.
+        ``None`` where a graph needs its module for something else than attributes, such as a call
+        through an interface.
     """
-    graphs = list(graphs)
-    if any(next(graph.inputs()).uses() for graph in graphs):
-        return None
-    return all(_exports(graph) for graph in graphs)
+    answers = {_exports(graph) for graph in graphs}
+    return next((answer for answer in (False, None) if answer in answers), True)
 
 
-def _exports(graph: Graph) -> bool:
+def _exports(graph: Graph) -> bool | None:
     skeleton = graph.copy()
+    torch._C._jit_pass_inline(skeleton)
+    _take_attributes_as_inputs(skeleton)
+    if next(skeleton.inputs()).uses():
+        return None
     skeleton.eraseInput(0)
     for node in nodes_of(skeleton):
         if node.kind() == "prim::Constant" and is_tensor(node.output()):
@@ -183,6 +187,29 @@ def _exports(graph: Graph) -> bool:
         return _takes(_imported(function.save_to_buffer()))
     except RuntimeError:
         return False
+
+
+def _take_attributes_as_inputs(graph: Graph) -> None:
+    modules = {next(graph.inputs()).debugName()}
+    submodules: list[Node] = []
+    for node in nodes_of(graph):
+        if node.kind() not in ("prim::GetAttr", "prim::SetAttr"):
+            continue
+        if node.inputsAt(0).debugName() not in modules:
+            continue
+        if node.kind() == "prim::SetAttr":
+            node.destroy()
+        elif node.output().type().kind() == "ClassType":
+            modules.add(node.output().debugName())
+            submodules.append(node)
+        else:
+            given = graph.addInput()
+            given.setType(node.output().type())
+            node.output().replaceAllUsesWith(given)
+            node.destroy()
+    for node in reversed(submodules):
+        if not node.output().uses():
+            node.destroy()
 
 
 def module_runs_in_lite_interpreter(cpp_module: Any) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.jit.mobile import _load_for_lite_interpreter
 from torch.nn import functional
 
+import amp_script
 from amp_script import compatibility
+from amp_script.artifact import read_metadata
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 
 
@@ -101,7 +107,105 @@ def test_the_lite_interpreter_is_asked() -> None:
     region = torch.jit.script(Region())
     assert runs_in_lite_interpreter([region.graph]) is False
     attribute = torch.jit.freeze(torch.jit.script(Attribute().eval()), preserved_attrs=["scale"])
-    assert runs_in_lite_interpreter([attribute.graph]) is None
+    assert runs_in_lite_interpreter([attribute.graph]) is True
+
+
+@torch.jit.interface
+class Layer(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pass
+
+
+class Behind(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer.forward(x)
+
+
+Behind.__annotations__ = {"layer": Layer}
+
+
+def test_what_is_behind_an_interface_is_not_known() -> None:
+    assert runs_in_lite_interpreter([torch.jit.script(Behind()).graph]) is None
+
+
+class Counted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        return {"y": self.layer(x) * self.calls}
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.GRU(8, 8, bidirectional=True)
+        self.last = torch.nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layers(x)[0])
+
+
+class Regions(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with amp_script.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(2):
+                x = self.layers(x)
+        return x @ x.transpose(1, 2)
+
+
+class PlainRegion(torch.nn.Module):
+    """The cast of plain TorchScript asks for the autocast state, which the interpreter lacks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.transpose(1, 2)
+
+
+X = torch.rand(2, 4, 8)
+
+
+def frozen(model: torch.nn.Module, **options: Any) -> torch.jit.ScriptModule:
+    return amp_script.trace_and_freeze(model.eval(), X, verify=False, **options)
+
+
+ARTIFACTS: dict[str, Callable[[], torch.jit.ScriptModule]] = {
+    "layers": lambda: frozen(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)),
+    "recurrent": lambda: frozen(Tagger()),
+    "state": lambda: frozen(Counted()),
+    "preserved": lambda: frozen(torch.nn.Linear(8, 8), preserved_attrs=["weight"]),
+    "scripted": lambda: amp_script.script(Regions()),
+    "plain script": lambda: torch.jit.script(Counted()),
+    "plain region": lambda: torch.jit.script(PlainRegion()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lite Interpreter is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_what_a_file_says_of_the_lite_interpreter_is_so(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    amp_script.save(ARTIFACTS[name](), path)
+    claim = read_metadata(path).lite_interpreter
+    assert claim is (name != "plain region")
+    module: Any = torch.jit.load(path)
+    if not claim:
+        with pytest.raises(RuntimeError, match="not supported in mobile module"):
+            module._save_to_buffer_for_lite_interpreter()
+        return
+    exported = io.BytesIO(module._save_to_buffer_for_lite_interpreter())
+    given = _load_for_lite_interpreter(exported)(X)
+    torch.testing.assert_close(given, module(X), rtol=0, atol=0)
 
 
 def test_asking_leaves_the_program_whole() -> None:
