@@ -119,7 +119,7 @@ class Layer(torch.nn.Module):
 class Behind(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.ReLU()
+        self.layer = Attribute()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer.forward(x)
