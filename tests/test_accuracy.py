@@ -28,6 +28,13 @@ class Norm(nn.Module):
         return x / x.square().mean(-1, keepdim=True).sqrt()
 
 
+class Large(nn.Module):
+    """Overflows in float16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1e6
+
+
 class Attention(nn.Module):
     """Scores that overflow in float16 become NaN in their softmax."""
 
@@ -223,16 +230,52 @@ def test_what_is_advised_helps_as_much_as_it_says(bad: tuple[int, ...]) -> None:
 
 
 def test_a_block_after_the_culprit_may_have_to_be_kept_too() -> None:
-    class Large(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 1e5
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Large(), nn.Linear(8, 8), nn.LayerNorm(8)).eval()
     advice = compare_layers(model, X, dtype=torch.float16).advice
     assert advice is not None
     assert {"1", "2"} <= set(advice.blocks)
     assert not advice.remaining.nonfinite
+
+
+def test_where_the_model_takes_no_float32_from_the_culprit_its_caller_is_kept() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.large, self.norm = nn.Linear(8, 8), Large(), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            z = self.large(y)
+            if y.dtype != z.dtype:
+                raise RuntimeError("expected one dtype")
+            return self.norm(z)
+
+    model = nn.Sequential(nn.Linear(8, 8), Strict(), nn.Linear(8, 2)).eval()
+    advice = compare_layers(model, X, dtype=torch.float16).advice
+    assert advice is not None
+    assert advice.blocks == ("1",)
+    assert not advice.remaining.nonfinite
+
+
+def test_only_what_is_needed_is_advised() -> None:
+    class Unread(nn.Module):
+        """Its infinities are not part of the result."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = Large()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(self.large(x).abs() > 0, x, x)
+
+    model = nn.Sequential(Unread(), nn.Linear(8, 8), Large(), nn.LayerNorm(8)).eval()
+    report = compare_layers(model, X.half(), dtype=torch.float16)
+    found = by_label(report)["0.large"].own
+    assert found is not None
+    assert found.infinities
+    assert report.advice is not None
+    assert report.advice.blocks == ("2",)
 
 
 def test_where_all_layers_are_alike_none_is_named() -> None:

@@ -108,16 +108,42 @@ def _where_numbers_are_lost(
     remaining = before
     for _ in range(_ROUNDS):
         losing = [call for call in calls if call.own is not None and call.own.nonfinite]
-        found = [call.module for call in losing if inside(call) is None]
-        more = [module for module in dict.fromkeys(found) if module not in blocks]
-        now = trials.run([*blocks, *more]) if more else None
+        innermost = [call for call in losing if inside(call) is None]
+        blocks, now = _kept_with(trials, blocks, innermost)
         if now is None:
             break
-        blocks, remaining = [*blocks, *more], now
+        remaining = now
         if not remaining.nonfinite:
-            break
+            return _needed(trials, blocks, remaining)
         calls = trials.compared(blocks)
     return (blocks, remaining) if remaining < before else ([], before)
+
+
+def _kept_with(
+    trials: _Trials, blocks: Sequence[nn.Module], calls: Sequence[SubmoduleCall]
+) -> tuple[list[nn.Module], Difference | None]:
+    """Keep the modules of calls too; where the model does not take it, those that call them."""
+    while True:
+        more = [call.module for call in calls if call.module not in blocks]
+        kept = list(dict.fromkeys([*blocks, *more]))
+        if len(kept) == len(blocks):
+            return kept, None
+        now = trials.run(kept)
+        if now is not None:
+            return kept, now
+        calls = [call.caller for call in calls if call.caller is not None]
+
+
+def _needed(
+    trials: _Trials, blocks: list[nn.Module], remaining: Difference
+) -> tuple[list[nn.Module], Difference]:
+    """Those of the blocks without which numbers are lost."""
+    for block in blocks if len(blocks) > 1 else []:
+        fewer = [module for module in blocks if module is not block]
+        now = trials.run(fewer)
+        if now is not None and not now.nonfinite and now.relative <= 2 * remaining.relative:
+            blocks, remaining = fewer, now
+    return blocks, remaining
 
 
 def _where_precision_is_lost(
