@@ -27,7 +27,7 @@ __all__ = ["error", "grid", "line", "progress", "size", "stages", "step", "table
 
 def line(text: str) -> None:
     """Print one line of a result."""
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> None:
@@ -37,6 +37,7 @@ def table(rows: Iterable[tuple[str, str]]) -> None:
     for name, value in named:
         Console().print(
             f"[bold]{escape(name.ljust(width))}[/]  {escape(value)}",
+            emoji=False,
             highlight=False,
             soft_wrap=True,
         )
