@@ -8,6 +8,7 @@ writes two things, the block and the casts of what comes in; here they are put a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ def keep_float32(model: object, *patterns: str) -> Iterator[None]:
     of the block, and so does other code that reads its weights or calls another of its methods.
 
     The model is not touched: calls from other threads run as ever, and so does what
-    ``torch.compile`` or TorchScript has made of it, which is to be made outside of the block.
+    ``torch.compile`` or TorchScript has made of it, which is to be made outside of the block. Where
+    a backward runs a part of the model again, as with checkpoints, it belongs into the block too.
 
     Args:
         model: a module, or a function that runs modules.
@@ -53,9 +55,15 @@ def keep_float32(model: object, *patterns: str) -> Iterator[None]:
     Raises:
         SubmoduleError: a pattern matches nothing, or what it matches is compiled into a
             ScriptModule that is not kept.
+
+    Warns:
+        UserWarning: nothing that a pattern matches was called in the block.
     """
-    with Float32Blocks.select(model, patterns).enter():
+    blocks = Float32Blocks.select(model, patterns)
+    with blocks.enter() as ran:
         yield
+    for unused in blocks.unused(ran):
+        warnings.warn(str(unused), stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -123,21 +131,26 @@ class Float32Blocks:
         with forward_replaced(kept, run):
             yield ran
 
-    def require_ran(self, ran: Set[nn.Module]) -> None:
-        """Refuse a pattern that changes nothing, because no module that it matches was called.
-
-        Raises:
-            SubmoduleError: names the pattern and the modules.
-        """
+    def unused(self, ran: Set[nn.Module]) -> Iterator[SubmoduleError]:
+        """What is wrong with patterns that changed nothing, as no module of theirs was called."""
         for pattern, modules in self.modules.items():
             if modules and ran.isdisjoint(modules):
                 kinds = ", ".join(dict.fromkeys(type(module).__name__ for module in modules))
-                raise SubmoduleError(
+                yield SubmoduleError(
                     pattern,
                     f"the model calls nothing that it matches ({kinds}), so it would keep nothing "
                     "in float32; name the module whose forward does the computing, which is one "
                     "inside a ModuleList, and the one outside where weights are only read",
                 )
+
+    def require_ran(self, ran: Set[nn.Module]) -> None:
+        """Refuse a pattern that changed nothing.
+
+        Raises:
+            SubmoduleError: names the pattern and the modules that it matches.
+        """
+        for unused in self.unused(ran):
+            raise unused
 
     def require_unused(self, names: Set[str], method: str) -> None:
         """Refuse modules that a method calls which is compiled, and does not keep them.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import amp_script
 from amp_script.errors import SubmoduleError, VerificationError
@@ -137,6 +138,7 @@ def test_nothing_is_touched_and_the_block_ends_with_an_exception() -> None:
             assert inspect.signature(model.forward).parameters.keys() == {"input"}
             copied = copy.deepcopy(model)
             assert pickle.loads(pickle.dumps(model))(X).dtype == torch.float32
+            assert_same(model(X), copied(X))
         assert_same(eager(copied, X), want)
         with amp_script.keep_float32(model, "1"):
             model(X[:, :2])
@@ -400,6 +402,43 @@ def test_a_pattern_that_keeps_nothing_is_refused(patterns: list[str], message: s
     vars(model)["forward"] = lambda x: model[3](model[2](model[1](model[0](x))))
     with pytest.raises(SubmoduleError, match=message):
         amp_script.trace_and_freeze(model.eval(), X, keep_float32=patterns)
+
+
+def test_a_pattern_that_kept_nothing_is_warned_of() -> None:
+    model = nn.MultiheadAttention(4, 2).eval()
+    with (
+        pytest.warns(UserWarning, match="'out_proj': the model calls nothing that it matches") as w,
+        amp_script.keep_float32(model, "out_proj", ""),
+    ):
+        eager(model, X, X, X)
+    assert len(w) == 1
+    assert w[0].filename == __file__
+
+
+def test_a_recomputing_backward() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = checkpoint(self.block, x, use_reentrant=False)
+            return found
+
+    model = nn.Sequential(nn.Linear(4, 8), Checkpointed(), nn.Linear(8, 2))
+    plain = nn.Sequential(model[0], replaced_by_hand(model[1].block, "norm"), model[2])
+    gradients = []
+    for net, patterns in ((model, ["1.block.norm"]), (plain, [])):
+        with amp_script.keep_float32(net, *patterns):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = net(X).float().sum()
+            loss.backward()
+        gradients.append([p.grad for p in net.parameters()])
+        net.zero_grad()
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
 
 
 def test_wrong_arguments_are_refused() -> None:
