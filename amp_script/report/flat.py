@@ -57,6 +57,7 @@ class Flat:
         in_regions: results of nodes inside autocast regions that are left to the JIT.
         gradient_paths: results of nodes that run only where gradients are recorded.
         helpers: bodies of the functions by which a lowered program casts; calls of them are left.
+        unit: what those functions live in, which a graph does not keep.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Flat:
     in_regions: set[int] = field(default_factory=set)
     gradient_paths: set[int] = field(default_factory=set)
     helpers: dict[str, Graph] = field(default_factory=dict)
+    unit: object = None
 
 
 def flatten(cpp_module: CppModule, *, is_lowered: bool = False) -> list[Flat]:
@@ -112,7 +114,7 @@ class _Flattening:
 
     def __init__(self, cpp_module: CppModule, name: str, unit: Any, is_lowered: bool) -> None:
         graph = cpp_module._get_method(name).graph.copy()
-        self.flat = Flat(name, graph)
+        self.flat = Flat(name, graph, unit=unit)
         self.unresolved = False
         self._unit = unit
         self._is_lowered = is_lowered
