@@ -31,16 +31,20 @@ __all__ = ["ambient_cast_cache", "in_region"]
 
 
 class _Caches(threading.local):
-    """The thread's casts, those made in inference mode apart: gradients cannot use them."""
+    """The thread's casts, those made in inference mode apart: gradients cannot use them.
+
+    Eager autocast's cache is one for all threads. With a witness of its own a thread never takes
+    what another thread holds for a moment longer for a sign that its own casts are still good.
+    """
 
     def __init__(self) -> None:
+        self.witness = torch.zeros(1, 1, requires_grad=True)
         self.by_mode: dict[
             bool, tuple[weakref.ref[torch.Tensor], torch._C.ScriptDict[Any, Any]]
         ] = {}
 
 
 _caches = _Caches()
-_witness = torch.zeros(1, 1, requires_grad=True)
 
 
 def in_region(state: AmbientState) -> bool:
@@ -70,7 +74,7 @@ def ambient_cast_cache() -> torch._C.ScriptDict[Any, Any]:
             del by_mode[mode]
 
     # TorchScript finds out the type of a dictionary from what is in it.
-    cache = torch._C.ScriptDict({_witness: _witness})
+    cache = torch._C.ScriptDict({_caches.witness: _caches.witness})
     by_mode[mode] = weakref.ref(witnessed, forget), cache
     return cache
 
@@ -99,7 +103,7 @@ def _cast_through_eager_cache() -> torch.Tensor:
     ):
         _set_state(True, torch.bfloat16, True)
         try:
-            torch.mm(_witness, _witness)
+            torch.mm(_caches.witness, _caches.witness)
         finally:
             _set_state(*before)
     return seen[0]
