@@ -266,7 +266,8 @@ def test_submodules_outlive_a_plan_that_is_baked_in(frozen: FrozenModule, tmp_pa
     report = precision_report(amp_script.load(tmp_path / "baked.pt"))
     assert report.compute == "upcast"
     assert report.by_kind["aten::linear"] == {torch.float32: 3}
-    assert {name for name in report.by_submodule if name is not None} == set(EXPECTED_SUBMODULES)
+    assert list(report.by_submodule) == EXPECTED_SUBMODULES
+    assert all(operator.source for operator in report.operators)
 
 
 def test_submodules_of_other_programs_as_far_as_torch_keeps_them(tmp_path: Path) -> None:
@@ -396,6 +397,13 @@ def test_a_module_that_calls_python_has_a_report() -> None:
     assert report.needs.oldest_libtorch is not None or report.needs.unrecorded_operators
     assert report.needs.lite_interpreter is False
     assert None in report.by_dtype
+
+
+def test_a_program_in_onednn_s_layout() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    report = precision_report(torch.jit.optimize_for_inference(torch.jit.script(model)))
+    assert any("mkldnn" in kind for kind in report.by_kind)
+    assert report.weights[torch.float32].size == 4 * (8 * 3 * 9 + 8)
 
 
 def test_an_empty_module_and_what_is_no_module() -> None:

@@ -15,6 +15,8 @@ __all__ = ["insert"]
 def insert(editor: Editor, node: Node, source: str, *inputs: Value) -> Value:
     """Insert the body of a function before a node, and return what it returns.
 
+    What makes the result counts as a part of the node's line and submodule.
+
     Args:
         editor: of the graph that holds the node.
         node: the node to insert before.
@@ -22,6 +24,7 @@ def insert(editor: Editor, node: Node, source: str, *inputs: Value) -> Value:
         inputs: one value for each parameter of the function.
     """
     (output,) = editor.graph_before(node, _compiled(source), inputs)
+    output.node().copyMetadata(node)
     return output
 
 

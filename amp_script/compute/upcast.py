@@ -152,6 +152,7 @@ class _Upcast:
 
     def _round(self, output: Value, following: Node, code: Value, dtype: torch.dtype) -> None:
         rounded = insert(self._editor, following, _ROUND, output, code)
+        rounded.node().copyMetadata(output.node())
         output.replaceAllUsesAfterNodeWith(rounded.node(), rounded)
         self._changed.add(output.debugName())
         self._dtypes.set(output, torch.float32)

@@ -145,7 +145,7 @@ _TORCH: Final = re.compile(r"(^|[/\\])torch[/\\]([^/\\]+\.py$|nn[/\\]|jit[/\\]|_
 def _is_operator(node: Node) -> bool:
     """Whether the node makes or changes a tensor, and does not merely hand it on."""
     kind = node.kind()
-    if kind in _UNKNOWN_BODIES:
+    if kind in _UNKNOWN_BODIES or _ONEDNN.match(kind):
         return any(map(_holds_tensor, node.outputs()))
     schema = parsed_schema(node.schema())
     if kind.startswith("prim::") or schema is None:
@@ -156,6 +156,9 @@ def _is_operator(node: Node) -> bool:
 
 _UNKNOWN_BODIES: Final = frozenset({*CALLS, "prim::PythonOp"})
 """Calls that are left in a flat graph."""
+
+_ONEDNN: Final = re.compile("prim::(mkldnn|MKLDNN|BroadcastMKLDNN)")
+"""What ``torch.jit.optimize_for_inference`` puts in the place of operators."""
 
 
 def _holds_tensor(value: Value) -> bool:

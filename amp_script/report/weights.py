@@ -26,6 +26,8 @@ def constants_of(graphs: Iterable[Graph]) -> Iterator[torch.Tensor]:
     for node in (node for graph in graphs for node in nodes_of(graph)):
         if node.kind() == "prim::Constant":
             yield from _tensors(constant(node.output()))
+        elif node.kind() == "prim::ConstantMKLDNNTensor":
+            yield node.t("value")
 
 
 def state_of(cpp_module: CppModule) -> Iterator[torch.Tensor]:
