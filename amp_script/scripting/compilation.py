@@ -49,6 +49,7 @@ from torch.jit.frontend import get_default_args, get_jit_def
 
 from ..interception import replaced
 from ..twin import decorate_function
+from ..undeprecated import compiling_quietly
 from .custom_functions import custom_functions_compiled
 from .early_exits import nest_regions, with_marks
 
@@ -99,6 +100,7 @@ def _compiling() -> Iterator[None]:
         _lock,
         _types_of_its_own(),
         custom_functions_compiled(),
+        compiling_quietly(),
         replaced(_recursive, "get_annotations", _without_interfaces),
         replaced(_recursive, "make_stub", _make_stub),
         replaced(_recursive, "make_stubs_for_overloads", _make_stubs_for_overloads),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...undeprecated import compile_function
 from .gradients import with_value
 from .registry import Known, compiled_text, decomposes
 
@@ -439,7 +440,7 @@ def _einsum_of_two(known: Known) -> object:
         aligned_other=aligned(other, places[1]),
         output_dims=output_dims,
     )
-    return compiled_text(source, {"torch": torch, "contract_two": torch.jit.script(_contract_two)})
+    return compiled_text(source, {"torch": torch, "contract_two": compile_function(_contract_two)})
 
 
 @decomposes("aten::einsum", special=_einsum_of_two)

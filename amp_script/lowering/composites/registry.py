@@ -17,6 +17,7 @@ import torch
 
 from ... import policy
 from ...jit_state import jit_autocast_pass, shield
+from ...undeprecated import compile_function
 
 __all__ = [
     "VARIES",
@@ -203,7 +204,7 @@ def _compiled(function: Callable[..., object]) -> torch._C.Graph:
     with jit_autocast_pass(False), shield():
         if isinstance(function, _Text):
             return _without_calls(compiled_text(function.source, function.names))
-        return _without_calls(torch.jit.script(function))
+        return _without_calls(compile_function(function))
 
 
 def _without_calls(function: _ScriptFunction) -> torch._C.Graph:
