@@ -1,20 +1,26 @@
 """Train a scripted module that holds an autocast region and a custom autograd function.
 
-    python examples/train_scripted.py [--steps 20]
+    python examples/train_scripted.py [--steps 20] [--processes 2]
 
 The same steps are taken with the eager module. Loss and gradients are equal to the bit at every
 step, which plain ``torch.jit.script`` does not give: it drops casts, and from the second run on it
 differentiates sigmoid and tanh by formulas of its own.
+
+With several processes each has its own part of the data, and DistributedDataParallel takes the mean
+of their gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import amp_script
 
@@ -51,10 +57,10 @@ class Classifier(nn.Module):
             return ScaledProduct.apply(self.body(images.flatten(1)), self.head)
 
 
-def train(model: nn.Module, steps: int) -> list[torch.Tensor]:
-    """Take steps on made-up data, and return every loss and gradient."""
+def train(model: nn.Module, steps: int, rank: int = 0) -> list[torch.Tensor]:
+    """Take steps on made-up data of a process's own, and return every loss and gradient."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(rank)
     seen = []
     for _ in range(steps):
         classes = torch.randint(10, (32,), generator=generator)
@@ -70,20 +76,44 @@ def train(model: nn.Module, steps: int) -> list[torch.Tensor]:
     return seen
 
 
+def train_both(rank: int, steps: int, processes: int, meeting: str) -> None:
+    """Train the scripted and the eager module in one process, and compare them.
+
+    Raises:
+        SystemExit: a loss or a gradient differs.
+    """
+    torch.manual_seed(0)
+    eager: nn.Module = Classifier()
+    scripted: nn.Module = amp_script.script(copy.deepcopy(eager))
+    if processes > 1:
+        distributed.init_process_group("gloo", meeting, rank=rank, world_size=processes)
+        eager, scripted = DistributedDataParallel(eager), DistributedDataParallel(scripted)
+    got, want = train(scripted, steps, rank), train(eager, steps, rank)
+    equal = all(map(torch.equal, got, want))
+    print(
+        f"process {rank}: {steps} steps, loss {want[0]:.3f} to {want[-len(want) // steps]:.3f}; "
+        f"losses and gradients {'equal' if equal else 'differ from'} eager autocast's to the bit"
+    )
+    if processes > 1:
+        # A process that leaves first keeps the others waiting.
+        distributed.barrier()
+        distributed.destroy_process_group()
+    if not equal:
+        raise SystemExit(1)
+
+
 def main() -> None:
-    """Train both and compare them."""
+    """Train in as many processes as asked for."""
     parser = argparse.ArgumentParser(description="Train a scripted module under autocast.")
     parser.add_argument("--steps", type=int, default=20, help="how many steps to take")
-    steps = parser.parse_args().steps
-
-    torch.manual_seed(0)
-    eager = Classifier()
-    scripted = amp_script.script(copy.deepcopy(eager))
-    got, want = train(scripted, steps), train(eager, steps)
-    equal = all(map(torch.equal, got, want))
-    print(f"{steps} steps, loss {want[0]:.3f} to {want[-len(want) // steps]:.3f}")
-    print(f"losses and gradients {'equal' if equal else 'differ from'} eager autocast's to the bit")
-    raise SystemExit(not equal)
+    parser.add_argument("--processes", type=int, default=1, help="how many processes to train in")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (options.steps, options.processes, f"file://{Path(folder) / 'meeting'}")
+        if options.processes == 1:
+            train_both(0, *arguments)
+        else:
+            multiprocessing.spawn(train_both, arguments, nprocs=options.processes)
 
 
 if __name__ == "__main__":
