@@ -7,8 +7,7 @@ operators from the schemas in its ``libtorch_cpu`` (``operator_ages.txt``, writt
 ``tools/operator_ages.py``). What an older release computes in a dtype is another question.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._C._get_operator_version_map``,
-``torch._C.parse_schema``, ``torch._C._create_function_from_graph``, ``torch._C.ParameterDict``,
-``torch._C.BufferDict``, ``torch._C.ModuleDict``,
+``torch._C.parse_schema``, ``torch._C._create_function_from_graph``,
 ``torch._C.import_ir_module_from_buffer``, the C++ module's ``_save_to_buffer_for_mobile``,
 ``torch._C._load_for_lite_interpreter_from_buffer``.
 """
@@ -38,7 +37,6 @@ __all__ = [
     "Argument",
     "Release",
     "arguments_of",
-    "module_runs_in_lite_interpreter",
     "oldest_libtorch",
     "runs_in_lite_interpreter",
     "unrecorded_operators",
@@ -199,7 +197,7 @@ def _take_attributes_as_inputs(graph: Graph) -> None:
             continue
         if node.kind() == "prim::SetAttr":
             node.destroy()
-        elif node.output().type().kind() == "ClassType":
+        elif node.output().type().kind() in ("ClassType", "InterfaceType"):
             modules.add(node.output().debugName())
             submodules.append(node)
         else:
@@ -212,32 +210,10 @@ def _take_attributes_as_inputs(graph: Graph) -> None:
             node.destroy()
 
 
-def module_runs_in_lite_interpreter(cpp_module: Any) -> bool:
-    """Whether the lite interpreter takes a module with attributes.
-
-    A copy of it is exported, its weights emptied, and loaded.
-    """
-    try:
-        copied = _imported(cpp_module.save_to_buffer())
-        _empty(copied)
-        return _takes(copied)
-    except RuntimeError:
-        return False
-
-
 def _imported(archive: bytes) -> Any:
     torch_c: Any = torch._C
     unit = torch_c.CompilationUnit()
     return torch_c.import_ir_module_from_buffer(unit, archive, None, {}, False)
-
-
-def _empty(cpp_module: Any) -> None:
-    torch_c: Any = torch._C
-    for tensors in (torch_c.ParameterDict(cpp_module), torch_c.BufferDict(cpp_module)):
-        for name, tensor in tensors.items():
-            cpp_module.setattr(name, tensor.new_empty(0))
-    for _, child in torch_c.ModuleDict(cpp_module).items():
-        _empty(child)
 
 
 def _takes(cpp_module: Any) -> bool:

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ from amp_script.disk import require_room, stored_bytes, to_path
 from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
-from amp_script.structure import from_script, named_leaves, to_script
+from amp_script.structure import from_script, named_leaves, tensors_in, to_script
 
 __all__ = ["FrozenModule"]
 
@@ -46,11 +47,24 @@ class _Loan:
     """The programs that have a storable program's constants; all modules that hold it share it."""
 
     programs: list[Program] = field(default_factory=list)
-    _ending: threading.Lock = field(default_factory=threading.Lock)
+    _unpacked: list[Program] = field(default_factory=list)
+    _changing: threading.RLock = field(default_factory=threading.RLock)
+
+    def unpacked(self, packed: Program, cpp_module: CppModule) -> Program:
+        """What runs in the place of a packed program where gradients are asked for.
+
+        It holds the weights in float32 a second time, from the first such call on.
+        """
+        with self._changing:
+            if not self._unpacked:
+                with self.paused():
+                    self._unpacked.append(packed.unpacked(cpp_module))
+                self.programs.extend(self._unpacked)
+        return self._unpacked[0]
 
     def end(self) -> None:
         """Have every constant given back for good."""
-        with self._ending:
+        with self._changing:
             while self.programs:
                 self.programs[-1].give_back()
                 self.programs.pop()
@@ -58,7 +72,7 @@ class _Loan:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The storable program is whole inside the block."""
-        with ExitStack() as stack:
+        with self._changing, ExitStack() as stack:
             for program in self.programs:
                 stack.enter_context(program.whole())
             yield
@@ -189,7 +203,7 @@ class FrozenModule(RecursiveScriptModule):
             torch.nn.Module.__setattr__(self, attr, value)
 
     def _require_settable(self, attr: str, value: object) -> None:
-        if attr not in self._read_attributes():
+        if attr not in _read_attributes(self._cpp):
             raise AttributeError(
                 f"the program does not read {attr!r}: its value was held fast when the program was "
                 f"made, and setting it to {value!r:.40} would change nothing. Freeze the model "
@@ -217,14 +231,9 @@ class FrozenModule(RecursiveScriptModule):
             require_room(path.parent, stored_bytes(self._cpp, self._state()))
             self._cpp.save(str(path), _extra_files=self._with_metadata(kwargs))
 
-    def _read_attributes(self) -> set[str]:
-        graphs = [self._cpp._get_method(name).graph for name in self._cpp._method_names()]
-        reads = (node for graph in graphs for node in graph.findAllNodes("prim::GetAttr"))
-        return {node.s("name") for node in reads}
-
     def _state(self) -> list[torch.Tensor]:
         """Tensors that are attributes: preserved ones, and those that the program changes."""
-        values = map(self._cpp.getattr, self._read_attributes())
+        values = map(self._cpp.getattr, _read_attributes(self._cpp))
         return [value for value in values if isinstance(value, torch.Tensor)]
 
     def save_to_buffer(self, **kwargs: Any) -> bytes:
@@ -339,6 +348,13 @@ def _device_and_dtype(*args: Any, **kwargs: Any) -> tuple[torch.device | None, t
     return device, dtype
 
 
+def _read_attributes(cpp_module: CppModule) -> set[str]:
+    """Names of the attributes that a program's methods read."""
+    graphs = [cpp_module._get_method(name).graph for name in cpp_module._method_names()]
+    reads = (node for graph in graphs for node in graph.findAllNodes("prim::GetAttr"))
+    return {node.s("name") for node in reads}
+
+
 def _imported(archive: bytes) -> CppModule:
     torch_c: Any = torch._C
     return torch_c.import_ir_module_from_buffer(torch_c.CompilationUnit(), archive, None, {}, False)
@@ -394,7 +410,21 @@ class _GuardedMethod:
         with shield():
             if self._program is None or torch._C._get_tracing_state() is not None:
                 return from_script(self._storable()(*arguments))
-            return from_script(self._program.run(self._cpp, self._name, arguments))
+            program = self._program
+            if not program.passes_gradients(self._name) and self._needs_gradients(given):
+                program = self._loan.unpacked(program, self._cpp)
+            return from_script(program.run(self._cpp, self._name, arguments))
+
+    def _needs_gradients(self, given: Mapping[str, object]) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        passed = (tensor for name in given for _, tensor in tensors_in(given[name], name))
+        held = (self._cpp.getattr(name) for name in self._read)
+        return any(getattr(value, "requires_grad", False) for value in (*passed, *held))
+
+    @cached_property
+    def _read(self) -> set[str]:
+        return _read_attributes(self._cpp)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storable(), name)

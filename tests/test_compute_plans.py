@@ -186,6 +186,59 @@ def test_plans_keep_dtypes_and_are_as_near_to_float32_as_eager(
         assert distance(result, reference) <= 1.05 * distance(eager, reference)
 
 
+def gradients(run: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Of a weighted sum of all outputs, by each floating-point input."""
+    given = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    outputs = tensors(run(*given))
+    total = sum((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum() for y in outputs)
+    assert isinstance(total, torch.Tensor)
+    return list(torch.autograd.grad(total, [x for x in given if x.requires_grad]))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "in place"])
+def test_gradients_pass_every_plan(name: str) -> None:
+    model, inputs = make(name)
+    frozen = trace_and_freeze(model, inputs, compute="native", fold_batch_norm=False, verify=False)
+    reference = gradients(model, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = gradients(model, inputs)
+    for compute in ("native", *PLANS):
+        planned = again(frozen, compute)
+        with torch.no_grad():
+            before = planned(*inputs)
+        for _ in range(3):
+            given = gradients(planned, inputs)
+            if compute == "native" and name != "nested region":
+                assert all(map(torch.equal, given, eager))
+            # How near gradients have to be nobody says; the results are as near as eager's.
+            assert distance(given, reference) <= 1.25 * distance(eager, reference)
+        with torch.no_grad():
+            after = planned(*inputs)
+        assert all(map(torch.equal, tensors(before), tensors(after)))
+        assert planned.compute == compute
+
+
+def test_gradients_reach_a_preserved_weight_through_packed_layers() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(3, 1, 1))
+            self.layer = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x * self.scale)
+
+    model, x = Scaled().eval(), torch.rand(1, 3, 8, 8)
+    frozen: Any = trace_and_freeze(
+        model, x, compute="packed", preserved_attrs=["scale"], verify=False
+    )
+    frozen(x).float().sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x).float().sum().backward()
+    assert model.scale.grad is not None
+    assert distance(frozen.scale.grad, model.scale.grad) < 0.02
+
+
 # --- the graph ------------------------------------------------------------------------------------
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 
-from amp_script.lowering._graph import Graph
+from amp_script.lowering._graph import Graph, nodes_of
 from amp_script.metadata import InputSpec
 
 from .constants import StoredConstants, fold_casts
@@ -51,6 +52,7 @@ class Program:
         plan: Plan,
     ) -> None:
         self.plan = plan
+        self._inputs = inputs
         stored = _graphs_of(cpp_module)
         graphs = {name: graph.copy() for name, graph in stored.items()}
         changed = _upcast_all(graphs, inputs, plan)
@@ -68,6 +70,14 @@ class Program:
             name: _Function(name, graph, packing if name == "forward" else None)
             for name, graph in graphs.items()
         }
+
+    def passes_gradients(self, name: str) -> bool:
+        """Whether gradients pass a method: packed kernels have no derivatives, and say nothing."""
+        return not self._functions[name].has_packed_kernels
+
+    def unpacked(self, cpp_module: CppModule) -> Program:
+        """The same program in plain float32 kernels, with weights of its own."""
+        return Program(cpp_module, self._inputs, replace(self.plan, name="upcast"))
 
     def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:
         """Call a method with all its arguments by position."""
@@ -117,6 +127,7 @@ class _Function:
         module = next(graph.inputs())
         self._takes_module = bool(module.uses())
         self._packing = packing
+        self.has_packed_kernels = any(n.kind().startswith("mkldnn::_") for n in nodes_of(graph))
         if not self._takes_module:
             graph.eraseInput(0)
         function: Any = torch._C._create_function_from_graph(name, graph)

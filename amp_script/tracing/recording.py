@@ -195,6 +195,10 @@ class Recorder:
         """Return a new module with attributes folded into constants, but the preserved ones."""
         # The copy has attributes of its own, which a program that changes them must not share.
         cpp_module = copy.deepcopy(_C._freeze_module(self.cpp_module, list(preserved)))
+        for name in filter(cpp_module.hasattr, preserved):
+            value = cpp_module.getattr(name)
+            if isinstance(value, torch.Tensor):  # torch's copy hands gradients on to the original
+                cpp_module.setattr(name, value.detach().requires_grad_(value.requires_grad))
         frozen: torch.jit.ScriptModule = _recursive.wrap_cpp_module(cpp_module)
         return frozen
 
