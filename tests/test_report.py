@@ -394,8 +394,8 @@ def test_a_module_that_calls_python_has_a_report() -> None:
             return self.python(x) + torch.nn.functional.gelu(x)
 
     report = precision_report(torch.jit.script(CallsPython()))
-    assert report.needs.oldest_libtorch is not None or report.needs.unrecorded_operators
-    assert report.needs.lite_interpreter is False
+    assert report.needs.unrecorded_operators == ("prim::PythonOp",)
+    assert not report.needs.lite_interpreter
     assert None in report.by_dtype
 
 

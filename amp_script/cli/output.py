@@ -22,6 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from amp_script.report.tables import size
+
 __all__ = ["error", "grid", "line", "progress", "size", "stages", "step", "table", "warning"]
 
 
@@ -129,16 +131,6 @@ def _bars() -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def size(count: int) -> str:
-    """Write a number of bytes for people, such as ``43.4 MiB``."""
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"
 
 
 def _notice(kind: str, style: str, text: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from amp_script.compatibility import (
-    module_runs_in_lite_interpreter,
     oldest_libtorch,
     runs_in_lite_interpreter,
     unrecorded_operators,
@@ -18,7 +17,7 @@ from amp_script.frozen import FrozenModule
 from amp_script.metadata import Metadata
 from amp_script.scripting import LoweredModule
 
-from .flat import Flat, flatten
+from .flat import flatten
 from .model import Cast, Needs, Operator, PrecisionReport, Weights
 from .reading import Reading
 from .weights import constants_of, state_of, weigh
@@ -75,7 +74,9 @@ def precision_report(
             gradient_operators=left_out,
             metadata=metadata,
             needs=Needs(
-                oldest_libtorch(graphs), _in_lite(cpp_module, flats), unrecorded_operators(graphs)
+                oldest_libtorch(graphs),
+                runs_in_lite_interpreter([flat.graph for flat in flats]),
+                unrecorded_operators(graphs),
             ),
         )
 
@@ -100,8 +101,3 @@ def _plan(module: torch.jit.ScriptModule, metadata: Metadata | None) -> str | No
     if isinstance(module, FrozenModule):
         return module.compute
     return metadata.compute if metadata is not None and metadata.kind == "frozen" else None
-
-
-def _in_lite(cpp_module: CppModule, flats: Sequence[Flat]) -> bool:
-    alone = runs_in_lite_interpreter([flat.graph for flat in flats])
-    return module_runs_in_lite_interpreter(cpp_module) if alone is None else alone

@@ -107,12 +107,13 @@ class Needs:
     Attributes:
         oldest_libtorch: oldest release whose libtorch has every operator, such as ``"1.10"``; None
             where that is not known.
-        lite_interpreter: whether the lite interpreter takes the program.
+        lite_interpreter: whether the lite interpreter takes the program; None where that is not
+            known.
         unrecorded_operators: operators of which it is not known which release has them.
     """
 
     oldest_libtorch: str | None
-    lite_interpreter: bool
+    lite_interpreter: bool | None
     unrecorded_operators: tuple[str, ...]
 
 
@@ -193,8 +194,7 @@ class PrecisionReport:
             planned = f", {self.planned} operators in float32 kernels" if self.planned else ""
             facts.append(("compute plan", self.compute + planned))
         facts.append(("libtorch", _libtorch(self.needs)))
-        takes = "takes it" if self.needs.lite_interpreter else "does not take it"
-        facts.append(("lite interpreter", takes))
+        facts.append(("lite interpreter", _TAKES[self.needs.lite_interpreter]))
         dtypes = ", ".join(f"{count} {dtype_name(dtype)}" for dtype, count in self.by_dtype.items())
         facts.append(("operators", f"{len(self.operators)}: {dtypes}" if dtypes else "none"))
         if self.gradient_operators:
@@ -323,6 +323,9 @@ def _verdict(verification: Verification) -> str:
     distances = (verification.distance, verification.eager_distance)
     ours, eager = ("unknown" if found is None else f"{found:.3g}" for found in distances)
     return f"distance to float32 {ours}, eager autocast's {eager}"
+
+
+_TAKES: Final = {True: "takes it", False: "does not take it", None: UNKNOWN}
 
 
 def _libtorch(needs: Needs) -> str:

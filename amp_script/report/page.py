@@ -70,11 +70,9 @@ def _cards(report: PrecisionReport) -> Iterable[tuple[str, str, str]]:
     )
     yield "weights", size(sum(held.size for held in report.weights.values())), weights
     oldest = report.needs.oldest_libtorch
-    lite = (
-        "and the lite interpreter" if report.needs.lite_interpreter else "not the lite interpreter"
-    )
+    lite = {True: "and the lite interpreter", False: "not the lite interpreter", None: ""}
     runs_on = "not known" if oldest is None else f"libtorch {oldest}+"
-    yield "runs on", runs_on, lite
+    yield "runs on", runs_on, lite[report.needs.lite_interpreter]
 
 
 _PLURALS = {
