@@ -469,8 +469,8 @@ def test_the_command_names_the_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["absent.pt", "-o", "a.pyi"], 2, "no file"),
-        (["broken.pt", "-o", "a.pyi"], 1, "is no TorchScript file"),
+        (["absent.pt", "-o", "a.pyi"], 1, "absent.pt: no such file"),
+        (["broken.pt", "-o", "a.pyi"], 1, "broken.pt: no TorchScript archive"),
         (["broken.pt", "-o", "a.txt"], 2, "ends in .pyi or .py"),
         (["broken.pt", "-o", "taken.pyi"], 2, "exists"),
     ],

@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 import typer
 
+from amp_script.artifact import read_program
 from amp_script.cli import output
 from amp_script.cli.files import require_free
-from amp_script.errors import AmpScriptError, UsageError
-from amp_script.metadata import EXTRA_FILE, Metadata
+from amp_script.errors import UsageError
 from amp_script.stubgen import generate_stub
 
 _UNTELLING = frozenset({"", "Module", "PlaceholderModule", "ScriptModule"})
@@ -52,7 +52,7 @@ def command(
     if file.suffix not in (".py", ".pyi"):
         raise UsageError(f"{file}: expected a name that ends in .pyi or .py after -o")
     with output.step(f"reading {model}"):
-        module, metadata = _load(model)
+        module, metadata = read_program(model)
     text = generate_stub(
         module,
         class_name or _class_name(module, model),
@@ -61,19 +61,6 @@ def command(
     )
     file.write_text(text, encoding="utf-8")
     output.line(str(file))
-
-
-def _load(path: Path) -> tuple[torch.jit.ScriptModule, Metadata | None]:
-    if not path.is_file():
-        raise UsageError(f"no file {path}")
-    extra_files = {EXTRA_FILE: b""}
-    try:
-        module = torch.jit.load(path, "cpu", extra_files)  # type: ignore[no-untyped-call]  # torch
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise AmpScriptError(f"{path} is no TorchScript file: {reason}") from error
-    text = extra_files[EXTRA_FILE]
-    return module, Metadata.from_json(text.decode()) if text else None
 
 
 def _class_name(module: torch.jit.ScriptModule, path: Path) -> str:
