@@ -125,6 +125,13 @@ def test_the_composites_are_all_there(site: Path) -> None:
         assert each.operator.removeprefix("aten::") in shown
 
 
+def test_every_example_is_listed(site: Path) -> None:
+    shown = _text(site, "guides")
+    for path in (ROOT / "examples").iterdir():
+        if path.name != "__pycache__":
+            assert f"examples/{path.name}" in shown
+
+
 def test_the_reference_has_every_public_name(site: Path) -> None:
     source = (site / "reference" / "python" / "index.html").read_text()
     for name in amp_script.__all__:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 import command_pages
+import example_pages
 import policy_pages
 import python_pages
 from mkdocs.exceptions import PluginError
@@ -24,6 +25,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "composites": policy_pages.composites,
     "eligible device types": policy_pages.eligible_device_types,
     "errors": python_pages.errors,
+    "examples": example_pages.examples,
     "input spec dtypes": command_pages.input_spec_dtypes,
     "names of amp_script.accuracy": partial(python_pages.names_of, amp_script.accuracy),
     "names of amp_script.report": partial(python_pages.names_of, amp_script.report),
