@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -528,3 +529,25 @@ def test_room_is_asked_for_what_a_file_takes(compute: Any, tmp_path: Path) -> No
     save(frozen, tmp_path / "model.pt")
     size = (tmp_path / "model.pt").stat().st_size
     assert size <= stored_bytes(frozen._c) <= size + (2 << 20)
+
+
+def test_threads_that_freeze_save_and_load_at_once(tmp_path: Path) -> None:
+    plans: list[Any] = ["native", "upcast", "packed"] * 4
+    model = nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 256)).eval()
+
+    def program(compute: Any) -> FrozenModule:
+        return trace_and_freeze(model, INPUT, compute=compute)
+
+    expected = {compute: program(compute)(INPUT) for compute in set(plans)}
+
+    def work(index: int) -> bool:
+        frozen = program(plans[index])
+        save(frozen, tmp_path / f"{index}.pt")
+        save(frozen, tmp_path / "shared.pt")
+        loaded = load(tmp_path / f"{index}.pt", compute=plans[index])
+        return all(torch.equal(m(INPUT), expected[plans[index]]) for m in (frozen, loaded))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(len(plans))))
+    assert torch.equal(load(tmp_path / "shared.pt", compute="native")(INPUT), expected["native"])
+    assert len(list(tmp_path.iterdir())) == len(plans) + 1
