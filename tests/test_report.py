@@ -186,6 +186,18 @@ def test_regions_that_are_left_to_the_jit_are_not_guessed() -> None:
     assert plain.by_kind["aten::add"] == {None: 2}
 
 
+def test_no_argument_of_a_region_makes_it_be_guessed() -> None:
+    class Uncached(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.to(torch.float64).to(torch.float32)
+            with torch.autocast("cpu", torch.bfloat16, True, False):
+                z = torch.mm(y, y)
+            return z + 1
+
+    report = precision_report(torch.jit.script(Uncached()))
+    assert report.by_kind["aten::mm"] == report.by_kind["aten::add"] == {None: 1}
+
+
 def test_a_report_leaves_a_live_module_as_it_was() -> None:
     module = torch.jit.script(WithRegion())
     expected = torch.jit.script(WithRegion())

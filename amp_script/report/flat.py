@@ -13,7 +13,7 @@ Private names used here, present in torch 2.6 to 2.15: ``torch.jit._state._pytho
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -27,8 +27,6 @@ from amp_script.lowering._graph import (
     Graph,
     Node,
     Value,
-    constant,
-    is_constant,
     made_function,
     nodes_of,
 )
@@ -133,8 +131,7 @@ class _Flattening:
         depth = 0
         for node in nodes:
             depth += _enters(node)
-            inside = _Place(place.path, place.in_region or depth > 0, place.with_gradients)
-            self._node(node, inside)
+            self._node(node, replace(place, in_region=place.in_region or depth > 0))
 
     def _node(self, node: Node, place: _Place) -> None:
         if node.kind() == "prim::GetAttr":
@@ -149,9 +146,8 @@ class _Flattening:
             return
         self._note(node, place)
         for index, block in enumerate(node.blocks()):
-            inside = place
-            if index == 0 and _asks_for_gradients(node):
-                inside = _Place(place.path, place.in_region, with_gradients=True)
+            with_gradients = index == 0 and _asks_for_gradients(node)
+            inside = replace(place, with_gradients=place.with_gradients or with_gradients)
             self._block(block, inside)
 
     def _note(self, node: Node, place: _Place) -> None:
@@ -212,8 +208,7 @@ class _Flattening:
         body, path = found
         given = list(node.inputs())
         inputs = given if node.kind() == "prim::CallMethod" else given[1:]
-        path = place.path if path is None else path
-        inside = _Place(path, place.in_region, place.with_gradients)
+        inside = place if path is None else replace(place, path=path)
         self._bodies.append(name_of(node))
         self._insert(node, body, inputs, list(node.outputs()), inside)
         self._bodies.pop()
@@ -313,20 +308,9 @@ def _asks_for_gradients(node: Node) -> bool:
 
 
 def _enters(node: Node) -> int:
-    """1 where an autocast region of the JIT's begins, -1 where one ends."""
+    """1 where an autocast region of the JIT's begins, on or off, and -1 where one ends."""
     step = {"prim::Enter": 1, "prim::Exit": -1}.get(node.kind(), 0)
-    if step == 0 or region_class(node.inputsAt(0).type()) is None:
-        return 0
-    return step if _may_be_on(node.inputsAt(0)) else 0
-
-
-def _may_be_on(region: Value) -> bool:
-    """Whether the region is not surely off."""
-    for use in region.uses():
-        if use.user.kind() == "prim::CallMethod" and use.user.s("name") == "__init__":
-            given = [constant(value) for value in use.user.inputs() if is_constant(value)]
-            return not any(value is False for value in given)
-    return True
+    return step if step and region_class(node.inputsAt(0).type()) is not None else 0
 
 
 def _between(first: Node, last: Node) -> Iterator[Node]:
