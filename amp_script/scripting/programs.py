@@ -19,7 +19,7 @@ from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
-from torch._C import _functorch
+from torch._C._functorch import TransformType, get_interpreter_stack
 
 from ..errors import LoweringError
 from ..jit_state import AmbientState, DeviceState, shield
@@ -224,10 +224,8 @@ def positional(
 
 def _in_vmap() -> bool:
     # torch's stub leaves out that there may be none.
-    transforms: list[Any] | None = _functorch.get_interpreter_stack()
-    return transforms is not None and any(
-        each.key() == _functorch.TransformType.Vmap for each in transforms
-    )
+    transforms: list[Any] | None = get_interpreter_stack()
+    return transforms is not None and any(each.key() == TransformType.Vmap for each in transforms)
 
 
 def _caller(compiled: Compiled) -> Callable[..., Any]:
