@@ -227,7 +227,7 @@ def _origin(value: Value) -> Origin:
     """What a value is; of several that it may be, the one that is computed most."""
     origins: set[Origin] = {_origin_of_end(end.node()) for end in _ends(value)}
     ranked: tuple[Origin, ...] = ("activation", "input", "weight", "constant")
-    return next((origin for origin in ranked if origin in origins), "activation")
+    return next((origin for origin in ranked if origin in origins), ranked[0])
 
 
 def _origin_of_end(node: Node) -> Origin:
