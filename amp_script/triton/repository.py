@@ -95,7 +95,7 @@ def _require_name(name: str) -> None:
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise ExportError(
             f"{name!r} cannot be a model's name: expected letters, digits, '_', and inside also "
-            "'-' and '.'"
+            "'-' and '.'; choose another"
         )
 
 
