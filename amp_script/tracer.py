@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from amp_script.lowering._graph import Value
+from amp_script.lowering._graph import Graph, Value
 
-__all__ = ["is_recording", "recording_paused", "value_trace"]
+__all__ = ["is_recording", "recording_paused", "traced_graph", "value_trace"]
 
 _C: Any = torch._C  # torch's stubs lack what tracing uses
 
@@ -33,6 +33,12 @@ def recording_paused() -> Iterator[Any]:
         yield state
     finally:
         _C._set_tracing_state(state)
+
+
+def traced_graph() -> Graph:
+    """The graph being recorded; only while recording."""
+    graph: Graph = _C._get_tracing_state().graph()
+    return graph
 
 
 def value_trace(tensor: torch.Tensor) -> Value:

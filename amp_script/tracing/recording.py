@@ -33,8 +33,9 @@ from amp_script.lowering.composites.tracing import trace_composites
 from amp_script.lowering.functions import CALLS, name_of
 from amp_script.scripting import LoweredModule
 from amp_script.scripting.script_calls import lowered_script_calls
-from amp_script.tracer import value_trace
+from amp_script.tracer import traced_graph, value_trace
 from amp_script.tracing.origins import named_frames
+from amp_script.tracing.products import mark_folded_products, write_out_folded_products
 from amp_script.untouched import tensors_of
 
 _C: Any = torch._C  # torch's stubs lack most of what is used here
@@ -143,7 +144,9 @@ class Recorder:
         """
 
         def traced(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(map(_recorded, run(*tensors)))
+            outputs = tuple(map(_recorded, run(*tensors)))
+            mark_folded_products(traced_graph())
+            return outputs
 
         with (
             self._optional_aside(),
@@ -157,6 +160,7 @@ class Recorder:
             graph = self.graph(name)
             insert_bodies(graph, scripted.graph)
             _C._jit_pass_inline(graph)
+            write_out_folded_products(graph)
             _C._jit_pass_dce(graph)
         return graph
 
