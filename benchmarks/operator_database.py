@@ -89,7 +89,7 @@ def serve(pipe: Connection) -> None:
 
 
 class Worker:
-    """A process that compares, and is started again where an operator ends it."""
+    """A process that compares a part, and is started again where an operator ends it."""
 
     def __init__(self) -> None:
         self.start()
@@ -101,6 +101,12 @@ class Worker:
         self.process = context.Process(target=serve, args=(other,), daemon=True)
         self.process.start()
         other.close()
+
+    def renew(self) -> None:
+        """Take a new process: what TorchScript has compiled stays in the memory of the old one."""
+        self.pipe.close()
+        self.process.join()
+        self.start()
 
     def run(self, task: Task) -> list[Outcome]:
         """Compare a part. An operator that ends the process differs."""
@@ -118,6 +124,7 @@ class Worker:
                 self.pipe.send((task, len(outcomes)))
                 continue
             if message is None:
+                self.renew()
                 return outcomes
             if isinstance(message, str):
                 name = message
