@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,17 +15,17 @@ import torch
 import typer
 
 import amp_script
-from amp_script import compute
 from amp_script.artifact import read_metadata
 from amp_script.calls import Call
 from amp_script.cli import output, targets
+from amp_script.cli.bench_report import Bench, draw, show
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
 from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import device_of, example_inputs, moved, program_call
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, TracingError, UsageError
 from amp_script.regions import Region
-from amp_script.timing import WARM_UP, Times, interleaved
+from amp_script.timing import WARM_UP, interleaved
 
 Given = Callable[[], tuple[ExampleInputs, dict[str, object]]]
 
@@ -121,8 +118,8 @@ def command(
         bench = _run(setting, names, repeats, seconds)
     if plot is not None:
         with output.step(f"drawing {plot}"):
-            _draw(bench, plot)
-    _show(bench, as_json=as_json)
+            draw(bench, plot)
+    show(bench, as_json=as_json)
     if THIS_FILE in bench.errors:
         raise AmpScriptError(f"{file} itself fails: {bench.errors[THIS_FILE]}")
 
@@ -204,32 +201,6 @@ def _model_call(
     except TracingError:
         # Parameters such as *args have names in the program that the model does not know.
         return Call.bind(model, tuple(made.values()))
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What was measured.
-
-    Attributes:
-        setting: what was run.
-        names: the ways, in order.
-        times: of those that ran.
-        errors: of those that failed, in one line.
-        distances: of results to those of the model in float32, relatively; without those that
-            cannot be compared, and empty without the model.
-    """
-
-    setting: Setting
-    names: Sequence[str]
-    times: Mapping[str, Times]
-    errors: Mapping[str, str]
-    distances: Mapping[str, float]
-
-    def ratio(self, name: str) -> float | None:
-        """The median as a multiple of this file's."""
-        if THIS_FILE not in self.times or name not in self.times:
-            return None
-        return self.times[name].median / self.times[THIS_FILE].median
 
 
 def _run(setting: Setting, names: Sequence[str], repeats: int, seconds: float) -> Bench:
@@ -328,118 +299,3 @@ def _gist(error: Exception) -> str:
     if not lines:
         return "no message"
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
-
-
-# --- showing ---
-
-
-def _show(bench: Bench, *, as_json: bool) -> None:
-    if as_json:
-        output.line(json.dumps(_as_json(bench), indent=1))
-        return
-    output.grid(
-        ("milliseconds", "median", "middle half", "times this file", "from float32"),
-        [_row(bench, name) for name in bench.names],
-        right=4,
-    )
-    output.line("")
-    output.table(_about(bench))
-
-
-def _row(bench: Bench, name: str) -> tuple[str, str, str, str, str]:
-    if name in bench.errors:
-        return name, "failed", "", "", ""
-    times, ratio, distance = bench.times[name], bench.ratio(name), bench.distances.get(name)
-    low, high = times.middle
-    return (
-        name,
-        _milliseconds(times.median),
-        f"{_milliseconds(low)} to {_milliseconds(high)}",
-        "" if ratio is None else f"{ratio:.2f}",
-        "" if distance is None else f"{100 * distance:.2g}%",
-    )
-
-
-def _milliseconds(seconds: float) -> str:
-    """Three digits, and all of those before the point."""
-    return f"{1000 * seconds:#.3g}" if seconds < 0.0995 else f"{1000 * seconds:.0f}"
-
-
-def _about(bench: Bench) -> Iterator[tuple[str, str]]:
-    for name, error in bench.errors.items():
-        yield f"{name} failed", error
-    for name in bench.names:
-        yield name, CONTESTANTS[name].about
-    setting = bench.setting
-    yield "region", f"{_name(setting.region.dtype)} on {setting.device}"
-    for path, tensor in setting.of_model.named_tensors():
-        sizes = "x".join(map(str, tensor.shape)) or "scalar"
-        yield f"input {path}", f"{_name(tensor.dtype)} {sizes}"
-    yield "threads", str(setting.threads)
-    yield "rounds", str(_rounds(bench))
-    yield "torch", torch.__version__
-    yield "instructions", ", ".join(sorted(compute.describe().processor.instructions))
-
-
-def _rounds(bench: Bench) -> int:
-    return max((len(times.seconds) for times in bench.times.values()), default=0)
-
-
-def _as_json(bench: Bench) -> dict[str, object]:
-    setting = bench.setting
-    return {
-        "file": str(setting.file),
-        "region": {"device": str(setting.device), "dtype": _name(setting.region.dtype)},
-        "inputs": [
-            {"name": path, "dtype": _name(tensor.dtype), "shape": list(tensor.shape)}
-            for path, tensor in setting.of_model.named_tensors()
-        ],
-        "threads": setting.threads,
-        "rounds": _rounds(bench),
-        "torch": torch.__version__,
-        "amp_script": version("amp-script"),
-        "instructions": sorted(compute.describe().processor.instructions),
-        "ways": [_way_as_json(bench, name) for name in bench.names],
-    }
-
-
-def _way_as_json(bench: Bench, name: str) -> dict[str, object]:
-    about: dict[str, object] = {"name": name, "about": CONTESTANTS[name].about}
-    if name in bench.errors:
-        return {**about, "error": bench.errors[name]}
-    times = bench.times[name]
-    return {
-        **about,
-        "median_ms": 1000 * times.median,
-        "middle_half_ms": [1000 * end for end in times.middle],
-        "least_ms": 1000 * times.least,
-        "times_this_file": bench.ratio(name),
-        "distance_to_float32": bench.distances.get(name),
-    }
-
-
-def _draw(bench: Bench, file: Path) -> None:
-    """Draw the medians as bars, the fastest at the top, each with the middle half of its rounds."""
-    from matplotlib.figure import Figure
-
-    ranked = sorted(bench.times, key=lambda name: bench.times[name].median, reverse=True)
-    medians = [1000 * bench.times[name].median for name in ranked]
-    middles = [[1000 * end for end in bench.times[name].middle] for name in ranked]
-    whiskers = [
-        [median - low for median, (low, _) in zip(medians, middles, strict=True)],
-        [high - median for median, (_, high) in zip(medians, middles, strict=True)],
-    ]
-    figure = Figure(figsize=(7, 1.2 + 0.4 * len(ranked)), layout="constrained")
-    axes = figure.subplots()
-    colors = ["#1f77b4" if name == THIS_FILE else "#b0b7bf" for name in ranked]
-    axes.barh(ranked, medians, xerr=whiskers, color=colors, ecolor="#404040", capsize=3)
-    axes.set_xlabel(
-        f"milliseconds: median and middle half of {_rounds(bench)} rounds, "
-        f"{bench.setting.threads} threads"
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
