@@ -132,3 +132,38 @@ def _without(name: str) -> str:
 def test_anything_else_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         Metadata.from_json(text)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(METADATA, st.data())
+def test_metadata_with_anything_anywhere_are_read_as_they_say_or_refused(
+    metadata: Metadata, data: st.DataObject
+) -> None:
+    value = json.loads(metadata.to_json())
+    places: list[tuple[Any, Any]] = []
+    pending: list[Any] = [value]
+    while pending:
+        container = pending.pop()
+        keys = container if isinstance(container, dict) else range(len(container))
+        places += [(container, key) for key in keys]
+        pending += [each for key in keys if isinstance(each := container[key], (dict, list))]
+    container, key = data.draw(st.sampled_from(places))
+    container[key] = data.draw(JSON)
+    text = json.dumps(value)
+    try:
+        read = Metadata.from_json(text)
+    except ValueError:
+        return
+    assert json.loads(read.to_json()) == value
+
+
+@given(st.text() | st.binary().map(lambda each: each.decode("latin-1")))
+def test_any_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Metadata.from_json(text)
