@@ -39,7 +39,7 @@ def page(report: PrecisionReport, *, title: str) -> str:
 
 
 def _part(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
+    return (files("amp_script.report") / name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:

@@ -223,17 +223,17 @@ def _carried(value: Value) -> list[Value]:
     return [loop.inputsAt(value.offset() + 1), list(block.outputs())[value.offset()]]
 
 
+_ROOTS: Final[Mapping[str, Origin]] = {
+    "prim::Param": "input",
+    "prim::GetAttr": "weight",
+    "prim::Constant": "constant",
+}
+"""What the results of nodes are that take nothing; all others are computed."""
+
+
 def _origin(value: Value) -> Origin:
-    """What a value is; of several that it may be, the one that is computed most."""
-    origins: set[Origin] = {_origin_of_end(end.node()) for end in _ends(value)}
-    ranked: tuple[Origin, ...] = ("activation", "input", "weight", "constant")
-    return next((origin for origin in ranked if origin in origins), ranked[0])
-
-
-def _origin_of_end(node: Node) -> Origin:
-    roots: Mapping[str, Origin] = {
-        "prim::Param": "input",
-        "prim::GetAttr": "weight",
-        "prim::Constant": "constant",
-    }
-    return roots.get(node.kind(), "activation")
+    """What a value is; what is computed before an input, and an input before a weight."""
+    kinds = {end.node().kind() for end in _ends(value)}
+    if kinds - _ROOTS.keys():
+        return "activation"
+    return next((_ROOTS[kind] for kind in _ROOTS if kind in kinds), "activation")
