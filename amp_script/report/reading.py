@@ -234,6 +234,5 @@ _ROOTS: Final[Mapping[str, Origin]] = {
 def _origin(value: Value) -> Origin:
     """What a value is; what is computed before an input, and an input before a weight."""
     kinds = {end.node().kind() for end in _ends(value)}
-    if kinds - _ROOTS.keys():
-        return "activation"
-    return next((_ROOTS[kind] for kind in _ROOTS if kind in kinds), "activation")
+    computed = not kinds or bool(kinds - _ROOTS.keys())
+    return "activation" if computed else next(_ROOTS[kind] for kind in _ROOTS if kind in kinds)
