@@ -1,6 +1,6 @@
 """What lowering costs: a scripted module's forward, and lowering itself.
 
-    python benchmarks/lowering.py [--repeats 30]
+    python benchmarks/lowering.py [--repeats 30] [--device cuda] [--dtype float16]
 
 Forward: the same layers under ``amp_script.script`` with a region, under ``torch.jit.script`` with
 every cast written by hand, and under ``torch.jit.script`` with a region and TorchScript's own pass.
@@ -27,14 +27,15 @@ from amp_script.scripting.lowered import _lowered_module
 from amp_script.scripting.programs import originals
 from amp_script.timing import interleaved
 
-BF16 = torch.bfloat16
-
 
 class Layers(nn.Module):
     """Four blocks of attention and two linear layers, as wide as in BERT."""
 
-    def __init__(self, width: int = 768, depth: int = 4) -> None:
+    __constants__ = ("device", "dtype")
+
+    def __init__(self, device: str, dtype: torch.dtype, width: int = 768, depth: int = 4) -> None:
         super().__init__()
+        self.device, self.dtype = device, dtype
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
         self.inputs = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
         self.outputs = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
@@ -46,7 +47,7 @@ class InRegion(Layers):
     """The region around it all."""
 
     def forward(self, x: torch.Tensor):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(self.device, dtype=self.dtype):
             for norm, inputs, outputs, up, down in zip(  # noqa: B905  # TorchScript's has no `strict`
                 self.norms, self.inputs, self.outputs, self.ups, self.downs
             ):
@@ -57,10 +58,8 @@ class InRegion(Layers):
         return x
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
-    return torch.nn.functional.linear(
-        x.to(torch.bfloat16), weight.to(torch.bfloat16), bias.to(torch.bfloat16)
-    )
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype):
+    return torch.nn.functional.linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
 
 
 class ByHand(Layers):
@@ -70,28 +69,36 @@ class ByHand(Layers):
         for norm, inputs, outputs, up, down in zip(  # noqa: B905  # TorchScript's has no `strict`
             self.norms, self.inputs, self.outputs, self.ups, self.downs
         ):
-            q, k, v = _linear(norm(x), inputs.weight, inputs.bias).chunk(3, -1)
+            y = norm(x)
+            q, k, v = _linear(y, inputs.weight, inputs.bias, self.dtype).chunk(3, -1)
             weights = torch.softmax(torch.matmul(q, k.transpose(-1, -2)) / 16, -1)
-            x = x + _linear(torch.matmul(weights, v), outputs.weight, outputs.bias)
-            x = x + _linear(
-                torch.nn.functional.gelu(_linear(x, up.weight, up.bias)), down.weight, down.bias
-            )
+            x = x + _linear(torch.matmul(weights, v), outputs.weight, outputs.bias, self.dtype)
+            y = torch.nn.functional.gelu(_linear(x, up.weight, up.bias, self.dtype))
+            x = x + _linear(y, down.weight, down.bias, self.dtype)
         return x
 
 
-def forward_times(repeats: int) -> dict[str, float]:
+def forward_times(device: str, dtype: torch.dtype, repeats: int) -> dict[str, float]:
     """Shortest time of one forward in milliseconds, for 1x128 tokens, without gradients."""
-    by_hand, in_region = ByHand().eval(), InRegion().eval()
+    by_hand, in_region = ByHand(device, dtype).eval(), InRegion(device, dtype).eval()
     in_region.load_state_dict(by_hand.state_dict())
-    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    ways: dict[str, nn.Module] = {
         "amp_script.script": amp_script.script(in_region),
         "cast by hand": torch.jit.script(by_hand),
         "TorchScript's pass": torch.jit.script(in_region),
     }
-    x = torch.randn(1, 128, 768)
+    for module in ways.values():
+        module.to(device)
+    x = torch.randn(1, 128, 768, device=device)
+
+    def run(way: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        way(x)
+        if device != "cpu":
+            torch.accelerator.synchronize()
+
     with torch.no_grad():
         times = interleaved(
-            {name: lambda way=way: way(x) for name, way in ways.items()}, repeats=repeats
+            {name: lambda way=way: run(way) for name, way in ways.items()}, repeats=repeats
         )
     return {name: 1e3 * each.least for name, each in times.items()}
 
@@ -141,10 +148,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Measure what lowering costs.")
     parser.add_argument("--repeats", type=int, default=30, help="how often to measure")
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--device", default="cpu", help="where the forward runs")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    options = parser.parse_args()
+    repeats = options.repeats
     warnings.simplefilter("ignore")
 
-    times = forward_times(repeats)
+    times = forward_times(options.device, getattr(torch, options.dtype), repeats)
     ours = times["amp_script.script"]
     print("forward, milliseconds")
     for name, each in times.items():
