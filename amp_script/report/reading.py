@@ -132,15 +132,15 @@ def _kind(node: Node) -> str:
 
 def _source(node: Node) -> str:
     """The innermost line that is not torch's own, or else the innermost."""
-    places = [place for place in places_of(node) if place[0] != _MADE_UP]
+    places = [place for place in places_of(node) if not _MADE_UP.match(place[0])]
     chosen = next((place for place in places if not _TORCH.search(place[0])), None)
     file, line = chosen or next(iter(places), ("", 0))
     return source_line(file, line) if file else ""
 
 
-_MADE_UP: Final = "<string>"
-"""Where TorchScript says that functions are whose source is no file's, those of passes among them.
-"""
+_MADE_UP: Final = re.compile(r"<string>$|code/__torch__")
+"""What TorchScript names where no file has the source: a function that a pass made, and the code
+in an archive."""
 
 _TORCH: Final = re.compile(r"(^|[/\\])torch[/\\]([^/\\]+\.py$|nn[/\\]|jit[/\\]|_\w+[/\\])")
 """A file of torch's, in whatever folder torch is installed where the program was made."""
