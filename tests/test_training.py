@@ -398,6 +398,19 @@ def test_custom_autograd_functions(ambient: torch.dtype | None) -> None:
     assert_same(plainly(scripted, x, ambient), plainly(module, x, ambient))
 
 
+def test_compiling_leaves_custom_functions_as_they_were() -> None:
+    before = dict(vars(torch.autograd.Function))
+    amp_script.script(Custom())
+    with pytest.raises(RuntimeError):
+        amp_script.script(Uncompilable())
+    assert dict(vars(torch.autograd.Function)) == before
+
+
+class Uncompilable(nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x.no_such_method()
+
+
 class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
