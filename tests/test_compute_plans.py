@@ -411,8 +411,11 @@ def packable() -> tuple[FrozenModule, FrozenModule]:
     return again(frozen.baked("upcast"), "upcast"), again(frozen, "packed")
 
 
+@torch.no_grad()
 def plan_graph(frozen: FrozenModule) -> torch._C.Graph:
-    return frozen.__dict__["_program"]._functions["forward"]._function.graph
+    """What runs without gradients."""
+    graph: torch._C.Graph = frozen.__dict__["_program"]._function("forward")._function.graph
+    return graph
 
 
 def test_layers_with_constant_weights_are_packed(
@@ -442,7 +445,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 def layouts(frozen: FrozenModule) -> list[list[int]]:
     """What the weights of each convolution are packed for; nothing where they are plain."""
-    function = frozen.__dict__["_program"]._functions["forward"]
+    function = frozen.__dict__["_program"]._function("forward")
     weights: list[list[int]] = function._packing.inputs()[0]
     return weights
 
@@ -617,6 +620,62 @@ def held_by(frozen: FrozenModule) -> list[torch.Tensor]:
         if node.kind() == "prim::Constant"
     ]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def test_a_program_that_asks_for_gradients_first_is_packed_for_both_answers() -> None:
+    model, x = Packable().eval(), image(1, 12, 12)
+    frozen = trace_and_freeze(model, x, compute="native", verify=False)
+    assert "aten::is_grad_enabled" in {node.kind() for node in nodes_of(frozen.graph)}
+    packed, reference = again(frozen, "packed"), detached(model(x))
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            function = packed.__dict__["_program"]._function("forward")
+            kinds = {node.kind() for node in nodes_of(function._function.graph)}
+            assert "mkldnn::_convolution_pointwise" in kinds
+            with torch.autocast("cpu", torch.bfloat16):
+                eager = detached(model(x))
+            for _ in range(3):
+                assert distance(packed(x), reference) <= 1.05 * distance(eager, reference)
+    other = image(1, 20, 20)
+    for enabled in (True, False, True, False):
+        with torch.set_grad_enabled(enabled):
+            packed(other)
+            assert distance(packed(other), again(frozen, "upcast")(other)) < 0.01
+            assert layouts(packed) == [[1, 16, 20, 20], [1, 64, 20, 20]]
+
+
+class Transposed(nn.Module):
+    """Linear layers as GPT-2 writes them, one of them scaled and so no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(256, 300) / 16)
+        self.last = nn.Parameter(torch.randn(300, 256) / 16)
+        self.bias = nn.Parameter(torch.randn(300))
+        self.rows = nn.Parameter(torch.randn(8, 256))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = functional.gelu(torch.addmm(self.bias, x, self.first))
+        scaled = torch.addmm(self.bias, x, self.first, beta=0.5)
+        return torch.addmm(self.rows, y, self.last), scaled
+
+
+def test_products_that_are_linear_layers_are_packed() -> None:
+    torch.manual_seed(0)
+    model, x = Transposed().eval(), torch.randn(8, 256)
+    frozen = trace_and_freeze(model, x, compute="native", verify=False)
+    weights = held_by(frozen)
+    packed = again(frozen, "packed")
+    kinds = collections.Counter(node.kind() for node in nodes_of(plan_graph(packed)))
+    assert (kinds["mkldnn::_linear_pointwise"], kinds["aten::addmm"]) == (1, 2)
+    reference = detached(model(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = detached(model(x))
+    for _ in range(3):
+        assert distance(packed(x), reference) <= 1.05 * distance(eager, reference)
+    for before, after in zip(weights, held_by(packed), strict=True):
+        assert torch.equal(before, after)
+        assert before.stride() == after.stride()
 
 
 # --- in other processes ---------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -123,30 +123,31 @@ def _fill(places: Iterable[_Place], tensor: torch.Tensor) -> None:
 
 
 def fold_casts(
-    graphs: Sequence[Graph], storable: StoredConstants | None
-) -> dict[str, PackedWeight]:
+    graphs: Mapping[str, Graph], storable: StoredConstants | None
+) -> dict[tuple[str, str], PackedWeight]:
     """Replace casts of constants to float32, and what packs their results, by constants.
 
     One constant is converted at a time, and its old form freed before the next. Packed weights of
     convolutions are no constants: whoever made the graph take them as inputs passes them.
 
     Args:
-        graphs: the plan's graphs, changed in place.
+        graphs: the plan's graphs by name, changed in place.
         storable: the constants of the storable graphs, from which those that only the plan uses
             are taken out; ``None`` leaves the storable graphs alone.
 
     Returns:
-        Packed weights of convolutions, by the name of the value that packed each.
+        Packed weights of convolutions, by the names of the graph and of the value that packed each.
     """
-    editors = [Editor(graph) for graph in graphs]
+    editors = {name: Editor(graph) for name, graph in graphs.items()}
     casts, kept = _find_casts(editors)
     workspace = _Workspace()
-    packed: dict[str, PackedWeight] = {}
+    packed: dict[tuple[str, str], PackedWeight] = {}
     freed = 0
     for key, places in casts.items():
         forms = _Forms(constant(places[0][1].inputsAt(0)), workspace)
-        for editor, cast in places:
-            packed |= forms.replace(editor, cast)
+        for name, cast in places:
+            weights = forms.replace(editors[name], cast)
+            packed |= {(name, packing): weight for packing, weight in weights.items()}
         if storable is not None and key not in kept:
             freed += forms.reduced_bytes
             storable.take_out(key, Stored(key[1], forms.recovery()))
@@ -157,20 +158,20 @@ def fold_casts(
     return packed
 
 
-_Casts: TypeAlias = "dict[Key, list[tuple[Editor, Node]]]"
+_Casts: TypeAlias = "dict[Key, list[tuple[str, Node]]]"
 
 
-def _find_casts(editors: Sequence[Editor]) -> tuple[_Casts, set[Key]]:
+def _find_casts(editors: Mapping[str, Editor]) -> tuple[_Casts, set[Key]]:
     """Casts of constants to float32, and the constants that have another use too."""
     casts: _Casts = defaultdict(list)
     kept: set[Key] = set()
-    for editor in editors:
+    for name, editor in editors.items():
         for node in nodes_of(editor.graph):
             for _, tensor in _tensors(node):
                 key = _key(tensor)
                 for use in node.output().uses():
                     if cast_dtype(use.user) is torch.float32 and tensor.numel() > 0:
-                        casts[key].append((editor, use.user))
+                        casts[key].append((name, use.user))
                     else:
                         kept.add(key)
     return casts, kept
@@ -208,6 +209,21 @@ class _Workspace:
         return self._memory[: reduced.numel()].view(reduced.shape).copy_(reduced)
 
 
+class Form(NamedTuple):
+    """A weight in some layout, with what that suits; replaced as one, so that calls in other
+    threads never see the one without the other.
+
+    Attributes:
+        tensor: packed or plain, in float32.
+        sizes: of a convolution's input; none while the weight is plain.
+        threads: their number.
+    """
+
+    tensor: torch.Tensor
+    sizes: list[int]
+    threads: int
+
+
 class PackedWeight:
     """A weight in the layout that a oneDNN kernel reads, and nowhere else.
 
@@ -217,37 +233,42 @@ class PackedWeight:
         packer: kind of the node that packs it.
         arguments: what the node takes after the weight; last, for a convolution, the sizes of its
             input.
+        transposed: whether the node packs the weight's transpose.
 
     Attributes:
-        tensor: the weight as the kernel takes it.
+        form: the weight as the kernel takes it, and what it suits.
     """
 
     def __init__(
-        self, plain: torch.Tensor, stride: Sequence[int], packer: str, arguments: Sequence[Any]
+        self,
+        plain: torch.Tensor,
+        stride: Sequence[int],
+        packer: str,
+        arguments: Sequence[Any],
+        *,
+        transposed: bool = False,
     ) -> None:
         self._stride = stride
+        self._transposed = transposed
         self._pack = _PACKERS[packer]
-        *self._options, self._packed_for = arguments
-        self.tensor = self._pack(plain, *arguments)
-
-    @property
-    def packed_for(self) -> list[int]:
-        """Sizes of a convolution's input; none while the weight is plain."""
-        return list(self._packed_for)
+        *self._options, suits = arguments
+        sizes = list(suits) if isinstance(suits, Sequence) else []
+        packed = self._pack(plain.t() if transposed else plain, *arguments)
+        self.form = Form(packed, sizes, torch.get_num_threads())
 
     def pack_for(self, sizes: Sequence[int]) -> None:
-        """Pack a convolution's weight for other sizes of its input."""
-        self.tensor = self._pack(self.tensor.to_dense(), *self._options, list(sizes))
-        self._packed_for = list(sizes)
+        """Pack a convolution's weight for other sizes of its input, and the threads of now."""
+        packed = self._pack(self.form.tensor.to_dense(), *self._options, list(sizes))
+        self.form = Form(packed, list(sizes), torch.get_num_threads())
 
     def unpack(self) -> None:
         """Hold a convolution's weight in the plain layout, which suits no size and every one."""
-        self.tensor = self.tensor.to_dense()
-        self._packed_for = []
+        self.form = Form(self.form.tensor.to_dense(), [], torch.get_num_threads())
 
     def plain(self) -> torch.Tensor:
         """The weight in float32 in the layout that it has in the storable graph."""
-        dense = self.tensor.to_dense()
+        dense = self.form.tensor.to_dense()
+        dense = dense.t() if self._transposed else dense
         if dense.stride() == self._stride:
             return dense
         return torch.empty_strided(dense.shape, self._stride).copy_(dense)
@@ -275,7 +296,9 @@ class _Forms:
         """
         weights = {}
         for use in cast.output().uses():
-            if use.user.kind() == "mkldnn::_reorder_linear_weight":
+            if use.user.kind() == "aten::t":
+                self._replace_transpose(editor, use.user)
+            elif use.user.kind() == "mkldnn::_reorder_linear_weight":
                 self._hold_packed(editor, use.user)
             elif use.user.kind() in _PACKERS:
                 weights[use.user.output().debugName()] = self._pack(use.user)
@@ -290,19 +313,26 @@ class _Forms:
             reduced.node().destroy()
         return weights
 
-    def _hold_packed(self, editor: Editor, packing: Node) -> None:
+    def _replace_transpose(self, editor: Editor, transpose: Node) -> None:
+        for use in transpose.output().uses():
+            if use.user.kind() == "mkldnn::_reorder_linear_weight":
+                self._hold_packed(editor, use.user, transposed=True)
+        if not transpose.output().uses():
+            transpose.destroy()
+
+    def _hold_packed(self, editor: Editor, packing: Node, *, transposed: bool = False) -> None:
         holder = editor.node_before(packing, "prim::ConstantMKLDNNTensor")
-        holder.t_("value", self._pack(packing).tensor)
+        holder.t_("value", self._pack(packing, transposed=transposed).form.tensor)
         packing.output().replaceAllUsesWith(holder.output())
         packing.destroy()
 
-    def _pack(self, packing: Node) -> PackedWeight:
+    def _pack(self, packing: Node, *, transposed: bool = False) -> PackedWeight:
         arguments = [constant(value) for value in list(packing.inputs())[1:]]
-        key = str(arguments)
+        key = str((arguments, transposed))
         if key not in self._packed:
             plain = self._workspace.widen(self._reduced)
-            stride = self._reduced.stride()
-            self._packed[key] = PackedWeight(plain, stride, packing.kind(), arguments)
+            stride, kind = self._reduced.stride(), packing.kind()
+            self._packed[key] = PackedWeight(plain, stride, kind, arguments, transposed=transposed)
         return self._packed[key]
 
     def recovery(self) -> Callable[[], torch.Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -31,46 +31,40 @@ class Packing:
     """The weights that a packed graph takes as inputs.
 
     Args:
-        weights: of the convolutions, in the order of the graph's inputs; packed for the number of
-            threads that the calling thread uses.
+        weights: of the convolutions, in the order of the graph's inputs. Graphs may share them.
     """
 
     def __init__(self, weights: Sequence[PackedWeight]) -> None:
         self._weights = weights
         self._lock = threading.Lock()
-        self._packed = self._last = _seen([weight.packed_for for weight in weights])
+        self._last = self._asked = self._packed()
 
-    def inputs(self) -> list[object]:
+    def inputs(self) -> list[Any]:
         """What the graph takes after its own inputs: sizes that the weights fit, and weights."""
-        with self._lock:
-            threads, _ = self._packed
-            fits = threads == torch.get_num_threads()
-            sizes = [weight.packed_for if fits else [] for weight in self._weights]
-            return [sizes, *(weight.tensor for weight in self._weights)]
+        threads, forms = torch.get_num_threads(), [weight.form for weight in self._weights]
+        sizes = [form.sizes if form.threads == threads else [] for form in forms]
+        return [sizes, *(form.tensor for form in forms)]
 
     def saw(self, sizes: Sizes) -> None:
         """Take note of the sizes in a call, and pack the weights for them if that will pay."""
-        now = _seen(sizes)
+        threads = torch.get_num_threads()
+        now = [(threads, size[1:]) for size in sizes]
         with self._lock:
-            before, self._last = self._last, now
-            if now == self._packed:
+            before, self._last, packed = self._last, now, self._packed()
+            if now in (packed, self._asked):
                 return
             if now == before:
                 for weight, size in zip(self._weights, sizes, strict=True):
                     weight.pack_for(size)
-                self._packed = now
-            elif before != self._packed and any(self._packed[1]):
+                self._asked = now
+            elif before != packed and any(size for _, size in packed):
                 for weight in self._weights:
                     weight.unpack()
-                self._packed = _seen([[] for _ in self._weights])
+                self._asked = self._packed()
             else:
                 return
-            return_free_memory()
+        return_free_memory()
 
-
-_Seen: TypeAlias = "tuple[int, Sizes]"
-
-
-def _seen(sizes: Sequence[Sequence[int]]) -> _Seen:
-    """What a layout depends on: the number of threads, and sizes without the batch."""
-    return torch.get_num_threads(), [list(size[1:]) for size in sizes]
+    def _packed(self) -> list[tuple[int, list[int]]]:
+        """What the layouts suit: the number of threads, and sizes without the batch."""
+        return [(weight.form.threads, weight.form.sizes[1:]) for weight in self._weights]

@@ -59,6 +59,12 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], rows: int) -> Tens
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 """
 
+_ADDMM = """
+def addmm(x: Tensor, weight: Tensor, bias: Tensor, rows: int) -> Tensor:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.t(), rows)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+"""
+
 _SIZE = """
 def size(x: Tensor) -> List[int]:
     return x.size()
@@ -123,6 +129,9 @@ _CONVOLUTIONS: Final[Mapping[str, _Arguments]] = {
     "aten::conv_transpose3d": _Arguments(3, 4, 7, 6, output_padding=5),
 }
 
+_INPUT: Final[Mapping[str, int]] = {"aten::linear": 0, "aten::addmm": 1}
+"""Where the input of a product is among its node's inputs."""
+
 _CONTIGUOUS = """
 def contiguous(x: Tensor) -> Tensor:
     return x.contiguous()
@@ -148,9 +157,9 @@ _ORDER_SENSITIVE: Final = frozenset(
 def weighted_inputs(graph: Graph, changed: Collection[str]) -> set[str]:
     """Names of the inputs of the layers that :func:`prepack` may change: it needs their sizes."""
     return {
-        node.inputsAt(0).debugName()
+        node.inputsAt(_INPUT.get(node.kind(), 0)).debugName()
         for node in nodes_of(graph)
-        if node.kind() == "aten::linear" or node.kind() in _CONVOLUTIONS
+        if node.kind() in (*_INPUT, *_CONVOLUTIONS)
         if node.output().debugName() in changed
     }
 
@@ -191,7 +200,10 @@ class _Packer:
             if node.outputsSize() != 1 or node.output().debugName() not in changed:
                 continue
             if node.kind() == "aten::linear":
-                self._pack_linear(node)
+                self._pack_linear(node, _LINEAR, *node.inputs())
+            elif node.kind() == "aten::addmm" and _is_layer(node):
+                bias, x, weight, *_ = node.inputs()
+                self._pack_linear(node, _ADDMM, x, weight, bias)
             elif node.kind() in _CONVOLUTIONS and any_order:
                 convolutions |= self._pack_convolution(node, _CONVOLUTIONS[node.kind()])
         if convolutions:
@@ -200,8 +212,7 @@ class _Packer:
             self._return_sizes()
         return self._packings
 
-    def _pack_linear(self, node: Node) -> None:
-        x, weight, bias = node.inputs()
+    def _pack_linear(self, node: Node, source: str, x: Value, weight: Value, bias: Value) -> None:
         sizes, shape = self._sizes.get(x.debugName()), _shape(weight)
         if sizes is None or len(shape) != 2 or math.prod(shape) < _SMALLEST_LINEAR:
             return
@@ -209,7 +220,7 @@ class _Packer:
         if rows < _FEWEST_ROWS:
             return
         count = self._editor.constant_before(node, rows)
-        self._replace(node, insert(self._editor, node, _LINEAR, x, weight, bias, count))
+        self._replace(node, insert(self._editor, node, source, x, weight, bias, count))
 
     def _pack_convolution(self, node: Node, at: _Arguments) -> bool:
         """Give one convolution a oneDNN kernel if there is one; returns whether there is."""
@@ -297,6 +308,22 @@ class _Packer:
                 if is_tensor(item):
                     node.replaceInput(index, insert(self._editor, node, _CONTIGUOUS, item))
         return value
+
+
+def _is_layer(addmm: Node) -> bool:
+    """Whether a product with a sum is a linear layer, as GPT-2 writes them: weight transposed."""
+    bias, _, weight, *scales = addmm.inputs()
+    return _shape(bias) == _shape(weight)[1:] and all(map(_is_one, scales))
+
+
+def _is_one(scale: Value) -> bool:
+    """Whether a scale is 1, or what :func:`keep_addmm_whole` writes for it: a matrix's dimensions
+    less one.
+    """
+    if is_constant(scale):
+        return bool(constant(scale) == 1)
+    node = scale.node()
+    return node.kind() == "aten::sub" and node.inputsAt(0).node().kind() == "aten::dim"
 
 
 def _shape(weight: Value) -> torch.Size:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
-from amp_script.lowering._graph import Graph, nodes_of
+from amp_script.lowering._graph import Editor, Graph, nodes_of
 from amp_script.metadata import InputSpec
 
-from .constants import StoredConstants, fold_casts
+from .constants import PackedWeight, StoredConstants, fold_casts
 from .packing import Packing
 from .plans import Plan
 from .prepack import prepack, weighted_inputs
@@ -55,25 +55,26 @@ class Program:
         self._inputs = inputs
         stored = _graphs_of(cpp_module)
         graphs = {name: graph.copy() for name, graph in stored.items()}
+        if plan.name == "packed":
+            graphs |= _one_for_each_grad_mode(graphs.get("forward"))
         changed = _upcast_all(graphs, inputs, plan)
         self.changed = sum(map(len, changed.values()))
         self._stored = StoredConstants(stored.values())
-        packings: list[str] = []
-        if plan.name == "packed" and changed.get("forward"):
-            forward = graphs["forward"]
-            names = weighted_inputs(forward, changed["forward"])
-            sizes = sizes_on_examples(forward, cpp_module, inputs, names)
-            packings = prepack(forward, changed["forward"], sizes)
-        packed = fold_casts(list(graphs.values()), self._stored) if self.changed else {}
-        packing = Packing([packed[name] for name in packings]) if packings else None
+        packings: dict[str, list[str]] = {}
+        for name in (_FORWARD, _WITH_GRAD) if plan.name == "packed" else ():
+            if changed.get(name):
+                names = weighted_inputs(graphs[name], changed[name])
+                sizes = sizes_on_examples(graphs[name], cpp_module, inputs, names)
+                packings[name] = prepack(graphs[name], changed[name], sizes)
+        packed = fold_casts(graphs, self._stored) if self.changed else {}
         self._functions = {
-            name: _Function(name, graph, packing if name == "forward" else None)
+            name: _Function(name, graph, [packed[name, key] for key in packings.get(name, ())])
             for name, graph in graphs.items()
         }
 
     def passes_gradients(self, name: str) -> bool:
         """Whether gradients pass a method: packed kernels have no derivatives, and say nothing."""
-        return not self._functions[name].has_packed_kernels
+        return not self._function(name).has_packed_kernels
 
     def unpacked(self, cpp_module: CppModule) -> Program:
         """The same program in plain float32 kernels, with weights of its own."""
@@ -81,7 +82,11 @@ class Program:
 
     def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:
         """Call a method with all its arguments by position."""
-        return self._functions[name](cpp_module, arguments)
+        return self._function(name)(cpp_module, arguments)
+
+    def _function(self, name: str) -> _Function:
+        with_grad = name == _FORWARD and torch.is_grad_enabled()
+        return self._functions.get(_WITH_GRAD if with_grad else name, self._functions[name])
 
     def whole(self) -> AbstractContextManager[None]:
         """A context in which the module's own graphs have all their constants."""
@@ -102,7 +107,7 @@ def bake(cpp_module: CppModule, inputs: Sequence[InputSpec], plan: Plan) -> None
     """
     graphs = _graphs_of(cpp_module)
     _upcast_all(graphs, inputs, plan)
-    fold_casts(list(graphs.values()), None)
+    fold_casts(graphs, None)
 
 
 def _upcast_all(
@@ -116,6 +121,31 @@ def _upcast_all(
     }
 
 
+def _one_for_each_grad_mode(forward: Graph | None) -> dict[str, Graph]:
+    """Take apart a program that asks first of all whether gradients are on: sizes inside a branch
+    are not known, and without them nothing is packed.
+    """
+    if forward is None or not any(n.kind() == "aten::is_grad_enabled" for n in forward.nodes()):
+        return {}
+    if any(n.kind() in ("prim::Enter", "aten::set_grad_enabled") for n in nodes_of(forward)):
+        return {}
+    graphs = {_FORWARD: forward, _WITH_GRAD: forward.copy()}
+    for name, graph in graphs.items():
+        editor = Editor(graph)
+        for node in nodes_of(graph):
+            if node.kind() == "aten::is_grad_enabled":
+                known = editor.constant_before(node, name == _WITH_GRAD)
+                node.output().replaceAllUsesWith(known)
+        torch._C._jit_pass_constant_propagation(graph)
+        torch._C._jit_pass_dce(graph)
+    return graphs
+
+
+_FORWARD: Final = "forward"
+_WITH_GRAD: Final = "forward_with_grad"
+"""The graph that ``forward`` runs while gradients are on, where that is another one."""
+
+
 def _graphs_of(cpp_module: CppModule) -> dict[str, Graph]:
     return {name: cpp_module._get_method(name).graph for name in cpp_module._method_names()}
 
@@ -123,10 +153,10 @@ def _graphs_of(cpp_module: CppModule) -> dict[str, Graph]:
 class _Function:
     """A graph as a function; it takes the module only where it reads an attribute."""
 
-    def __init__(self, name: str, graph: Graph, packing: Packing | None) -> None:
+    def __init__(self, name: str, graph: Graph, weights: Sequence[PackedWeight]) -> None:
         module = next(graph.inputs())
         self._takes_module = bool(module.uses())
-        self._packing = packing
+        self._packing = Packing(weights) if weights else None
         self.has_packed_kernels = any(n.kind().startswith("mkldnn::_") for n in nodes_of(graph))
         if not self._takes_module:
             graph.eraseInput(0)
