@@ -22,6 +22,7 @@ from amp_script.cli.bench_report import Bench, draw, show
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
 from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import device_of, example_inputs, moved, program_call
+from amp_script.cli.options import AsJson, FrozenFile, InputsTarget, Plot, PlotForce
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, TracingError, UsageError
 from amp_script.regions import Region
@@ -33,7 +34,7 @@ NAMES: Final = tuple(name for name in CONTESTANTS if name != THIS_FILE)
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `amp-script freeze` wrote.")],
+    file: FrozenFile,
     model_target: Annotated[
         str | None,
         typer.Option(
@@ -60,15 +61,7 @@ def command(
             "Without any, inputs are made from what FILE says about its own.",
         ),
     ] = None,
-    inputs_target: Annotated[
-        str | None,
-        typer.Option(
-            "--inputs",
-            metavar="MODULE:ATTR",
-            help="Instead of --input: a tensor, a tuple of inputs or a dictionary of inputs by "
-            "parameter name, or a function that returns one.",
-        ),
-    ] = None,
+    inputs_target: InputsTarget = None,
     device: Annotated[
         str | None,
         typer.Option(metavar="DEVICE", help="Where to run all; FILE's own device if not given."),
@@ -88,14 +81,9 @@ def command(
             min=0, metavar="S", help="For how long to start rounds, of which three run anyway."
         ),
     ] = 30,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the times, as `.png`, `.svg` or `.pdf`."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the plot's FILE if it exists.")
-    ] = False,
+    plot: Plot = None,
+    as_json: AsJson = False,
+    force: PlotForce = False,
 ) -> None:
     """Time a frozen file against other ways of running the same model.
 

@@ -16,52 +16,28 @@ from amp_script.accuracy.report import HEADINGS
 from amp_script.cli import output, targets
 from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import DTYPES, choice, device_of, example_inputs, moved
+from amp_script.cli.options import (
+    AsJson,
+    InputSpecs,
+    InputsTarget,
+    KeptPatterns,
+    Plot,
+    PlotForce,
+    RegionDtype,
+    Target,
+)
 from amp_script.errors import SubmoduleError, UsageError
 
 
 def command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="The model, as `package.module:attribute` or `path/file.py:attribute`: an "
-            "`nn.Module` in evaluation mode, or a function that returns one.",
-        ),
-    ],
-    input_specs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SPEC",
-            help="An input, once for each, such as `1x3x224x224` or `ids=int64[0,30522):1x128`.",
-        ),
-    ] = None,
-    inputs_target: Annotated[
-        str | None,
-        typer.Option(
-            "--inputs",
-            metavar="MODULE:ATTR",
-            help="Real inputs instead, which tell more: a tensor, a tuple, a dictionary by "
-            "parameter name, or a function that returns one.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="`bfloat16` or `float16`; the device's own if not given."
-        ),
-    ] = None,
+    target: Target,
+    input_specs: InputSpecs = None,
+    inputs_target: InputsTarget = None,
+    dtype: RegionDtype = None,
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="Where to run, such as `cpu` or `cuda`.")
     ] = "cpu",
-    keep_float32: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keep-float32",
-            metavar="PATTERN",
-            help="A submodule that stays in float32, once for each, such as `encoder.layer.3.*`.",
-        ),
-    ] = None,
+    keep_float32: KeptPatterns = None,
     advise: Annotated[
         bool,
         typer.Option(
@@ -72,16 +48,9 @@ def command(
     top: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many calls to show, the worst first.")
     ] = 20,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw these calls, as `.png`, `.svg` or `.pdf`."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all calls as JSON instead of a table.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the plot's FILE if it exists.")
-    ] = False,
+    plot: Plot = None,
+    as_json: AsJson = False,
+    force: PlotForce = False,
 ) -> None:
     """Show how far a model under autocast is from float32, layer by layer, worst first.
 

@@ -11,6 +11,7 @@ import amp_script
 from amp_script import triton
 from amp_script.cli import output
 from amp_script.cli.inputs import choice, example_inputs, program_call
+from amp_script.cli.options import InputsTarget
 from amp_script.compute import Compute
 from amp_script.errors import AmpScriptError, UsageError
 from amp_script.frozen import FrozenModule
@@ -58,15 +59,7 @@ def command(
             "`1x3x224x224`. Without any, inputs are made from what FILE says about its own.",
         ),
     ] = None,
-    inputs_target: Annotated[
-        str | None,
-        typer.Option(
-            "--inputs",
-            metavar="MODULE:ATTR",
-            help="Instead of --input: a tensor, a tuple of inputs or a dictionary of inputs by "
-            "parameter name, or a function that returns one.",
-        ),
-    ] = None,
+    inputs_target: InputsTarget = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model of that name that this command wrote.")
     ] = False,

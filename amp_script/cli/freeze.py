@@ -25,6 +25,15 @@ from amp_script.cli.inputs import (
     example_inputs,
     moved,
 )
+from amp_script.cli.options import (
+    BorderDtype,
+    Force,
+    InputSpecs,
+    InputsTarget,
+    KeptPatterns,
+    RegionDtype,
+    Target,
+)
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, SubmoduleError, UsageError, VerificationError
 from amp_script.exporting import inputs_of, save_exported
@@ -35,35 +44,12 @@ from amp_script.verification import VerificationReport
 
 
 def command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="The model, as `package.module:attribute` or `path/file.py:attribute`: an "
-            "`nn.Module` in evaluation mode, or a function that returns one.",
-        ),
-    ],
+    target: Target,
     file: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")
     ],
-    input_specs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SPEC",
-            help="An example input, once for each: `1x3x224x224`, `float32[0,1]:1x16` or "
-            "`ids=int64[0,30522):1x128`. With a name it is passed by keyword.",
-        ),
-    ] = None,
-    inputs_target: Annotated[
-        str | None,
-        typer.Option(
-            "--inputs",
-            metavar="MODULE:ATTR",
-            help="Real example inputs instead, named like TARGET: a tensor, a tuple, a dictionary "
-            "by parameter name, or a function that returns one.",
-        ),
-    ] = None,
+    input_specs: InputSpecs = None,
+    inputs_target: InputsTarget = None,
     check_targets: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,33 +59,13 @@ def command(
             "on them, and their sizes are known to vary.",
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="`bfloat16` or `float16`; the device's own if not given."
-        ),
-    ] = None,
-    output_dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="The dtype of floating-point outputs, such as `float32`; eager autocast's if not "
-            "given.",
-        ),
-    ] = None,
+    dtype: RegionDtype = None,
+    output_dtype: BorderDtype = None,
     device: Annotated[
         str,
         typer.Option(metavar="DEVICE", help="Where the model will run, such as `cpu` or `cuda`."),
     ] = "cpu",
-    keep_float32: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keep-float32",
-            metavar="PATTERN",
-            help="A submodule that stays in float32, once for each, such as `encoder.layer.3.*`; "
-            "`amp-script compare` says which.",
-        ),
-    ] = None,
+    keep_float32: KeptPatterns = None,
     file_format: Annotated[
         str,
         typer.Option(
@@ -109,7 +75,7 @@ def command(
             "AOTInductor read.",
         ),
     ] = "torchscript",
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Freeze a model to a mixed-precision file that is eager autocast to the bit.
 

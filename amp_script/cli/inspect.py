@@ -10,6 +10,7 @@ import typer
 from amp_script import artifact
 from amp_script.cli import output
 from amp_script.cli.files import require_free
+from amp_script.cli.options import AsJson
 from amp_script.report import PrecisionReport, precision_report
 
 
@@ -17,9 +18,7 @@ def command(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A `.pt` file, from amp-script or anybody else.")
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole report as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None,
         typer.Option(

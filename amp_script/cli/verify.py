@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 import amp_script
 from amp_script.cli import output, targets
 from amp_script.cli.inputs import BORDER_DTYPES, choice, device_of, example_inputs, moved
+from amp_script.cli.options import BorderDtype, FrozenFile, InputSpecs, InputsTarget, Target
 from amp_script.compute import Compute
 from amp_script.errors import AmpScriptError, VerificationError
 
@@ -17,39 +17,14 @@ PLANS: dict[str, Compute] = {"auto": "auto", "native": "native", "upcast": "upca
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `amp-script freeze` wrote.")],
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="The model: `package.module:attribute` or `path/file.py:attribute`, an "
-            "`nn.Module` or a function that returns one.",
-        ),
-    ],
-    input_specs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SPEC",
-            help="An input, once for each, such as `1x3x224x224` or `ids=int64[0,30522):1x128`.",
-        ),
-    ] = None,
-    inputs_target: Annotated[
-        str | None,
-        typer.Option(
-            "--inputs",
-            metavar="MODULE:ATTR",
-            help="Instead of --input: a tensor, a tuple of inputs or a dictionary of inputs by "
-            "parameter name, or a function that returns one.",
-        ),
-    ] = None,
+    file: FrozenFile,
+    target: Target,
+    input_specs: InputSpecs = None,
+    inputs_target: InputsTarget = None,
     compute: Annotated[
         str, typer.Option(metavar="PLAN", help="`native`, `upcast` or `auto`.")
     ] = "auto",
-    output_dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="The dtype that the file was asked to return."),
-    ] = None,
+    output_dtype: BorderDtype = None,
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="Where to run both, such as `cpu` or `cuda`.")
     ] = "cpu",
