@@ -42,7 +42,7 @@ types: $(INSTALLED) ## Check types
 
 unit: $(INSTALLED) ## Run the tests alone
 	@echo "==> pytest: $(JOBS) processes"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 format: $(INSTALLED) ## Rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .

@@ -29,6 +29,9 @@ from .saved_tensors import raising_what_hooks_raise
 
 __all__ = ["Compiled", "Library", "Program", "originals", "positional"]
 
+# A part of torch's own library that no checker finds.
+_functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
+
 Compiled: TypeAlias = "torch._C.ScriptFunction[..., Any] | torch._C.ScriptMethod[..., Any]"
 
 
