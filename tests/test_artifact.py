@@ -103,6 +103,28 @@ def test_weights_are_stored_once_in_the_reduced_dtype(artifact: Path) -> None:
     assert weights <= stored < 1.2 * weights
 
 
+@pytest.mark.parametrize("compute", ["native", "upcast", "packed"])
+def test_weights_of_two_paths_are_stored_once(compute: Any, tmp_path: Path) -> None:
+    model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    x = torch.randn(2, 10, 64)
+    frozen = trace_and_freeze(model, x, compute="native")
+    planned = FrozenModule.wrap(frozen, frozen.metadata, compute=compute)
+    planned(x)
+    save(planned, tmp_path / "model.pt")
+    items = zipfile.ZipFile(tmp_path / "model.pt").infolist()
+    stored = sum(item.file_size for item in items if "/constants/" in item.filename)
+    weights = 2 * sum(parameter.numel() for parameter in model.parameters())
+    # The fast path of torch takes the two norms in float32.
+    assert weights <= stored <= weights + 2 * 2 * 2 * 64
+    loaded = torch.jit.load(tmp_path / "model.pt")
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            assert torch.equal(loaded(x), load(tmp_path / "model.pt", compute="native")(x))
+            assert torch.equal(
+                loaded(x), FrozenModule.wrap(frozen, frozen.metadata, compute="native")(x)
+            )
+
+
 def test_a_baked_plan_gives_its_bits_everywhere(tmp_path: Path, artifact: Path) -> None:
     path = tmp_path / "baked.pt"
     save(freeze(), path, compute="upcast")

@@ -18,7 +18,8 @@ from versions import needs_register_autocast
 import amp_script
 from amp_script.errors import TracingError
 from amp_script.interception import replaced
-from amp_script.lowering._graph import Graph
+from amp_script.lowering._graph import Editor, Graph
+from amp_script.tracing.constants import share_constants
 from amp_script.tracing.graph_difference import first_difference
 from amp_script.tracing.specialise import specialise
 from amp_script.untouched import seeded, untouched
@@ -34,6 +35,36 @@ def graph_of(source: str) -> Graph:
     unit.define(textwrap.dedent(source) + "\n", {"torch": torch}.get)
     (function,) = unit.get_functions()
     return function.graph
+
+
+# --- constants --------------------------------------------------------------------------------
+
+
+def test_constants_of_the_same_bytes_share_memory() -> None:
+    weight, written = torch.rand(3, 4), torch.zeros(12)
+    nan = torch.full((12,), float("nan"))
+    alike = [weight, weight.clone(), weight.t().clone(), written, written.clone(), nan, nan.clone()]
+    graph = graph_of(
+        f"""
+        def f({", ".join(f"x{index}: Tensor" for index in range(len(alike)))}):
+            x3.add_(1)
+            return x0, x1, x2, x3, x4, x5, x6
+        """
+    )
+    editor = Editor(graph)
+    for value, tensor in zip(list(graph.inputs()), alike, strict=True):
+        value.replaceAllUsesWith(editor.constant_before(editor.first(), tensor))
+    for _ in alike:
+        graph.eraseInput(0)
+    share_constants(graph)
+    torch._C._jit_pass_lint(graph)
+    run = torch._C._create_function_from_graph("run", graph)
+    assert all(torch.equal(a, b) for a, b in zip(run()[:3], alike[:3], strict=True))
+    assert run()[4].eq(0).all()
+    shared = [tensor.untyped_storage().data_ptr() for tensor in run()]
+    assert shared[0] == shared[1] == shared[2]
+    assert shared[3] != shared[4]
+    assert shared[5] == shared[6]
 
 
 # --- settling what a program asks of its tensors --------------------------------------------------

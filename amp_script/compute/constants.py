@@ -12,6 +12,7 @@ Private names used here, present in torch 2.6 to 2.15: the two operators named i
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections import defaultdict
@@ -80,7 +81,7 @@ class StoredConstants:
 
     def __init__(self, graphs: Iterable[Graph]) -> None:
         self._places: dict[Key, list[_Place]] = defaultdict(list)
-        self._taken: list[tuple[Stored, list[_Place]]] = []
+        self._taken: list[tuple[Key, Stored, list[_Place]]] = []
         self._borrowers = 0
         self._lock = threading.RLock()
         for graph in graphs:
@@ -91,7 +92,7 @@ class StoredConstants:
     def take_out(self, key: Key, stored: Stored) -> None:
         """Empty the places of a constant, so that its memory can be freed."""
         places = self._places[key]
-        self._taken.append((stored, places))
+        self._taken.append((key, stored, places))
         _fill(places, torch.empty(0, dtype=stored.dtype))
 
     @contextmanager
@@ -100,21 +101,37 @@ class StoredConstants:
         with self._lock:
             self._borrowers += 1
             if self._borrowers == 1:
-                for stored, places in self._taken:
-                    _fill(places, stored.recover().to(stored.dtype))
+                self._recover()
         try:
             yield
         finally:
             with self._lock:
                 self._borrowers -= 1
                 if self._borrowers == 0:
-                    for stored, places in self._taken:
+                    for _, stored, places in self._taken:
                         _fill(places, torch.empty(0, dtype=stored.dtype))
+
+    def _recover(self) -> None:
+        """Fill the places; views of one memory, such as a weight and its transpose, share it."""
+        recovered: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
+        for (address, dtype, sizes, strides), stored, places in self._taken:
+            if not _is_dense(sizes, strides):
+                _fill(places, stored.recover().to(dtype))
+                continue
+            memory = address, dtype, math.prod(sizes)
+            if memory not in recovered:
+                recovered[memory] = stored.recover().to(dtype)
+            _fill(places, recovered[memory].as_strided(sizes, strides))
 
     def give_back(self) -> None:
         """Fill every place for good."""
         with self._lock, self.whole():
             self._taken.clear()
+
+
+def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return reach + 1 == math.prod(sizes)
 
 
 def _fill(places: Iterable[_Place], tensor: torch.Tensor) -> None:

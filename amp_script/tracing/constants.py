@@ -19,7 +19,7 @@ from amp_script.lowering._graph import Editor, Graph, Node, constant, nodes_of
 CppModule: TypeAlias = Any
 """A ``torch._C.ScriptModule``, most of whose methods torch's stubs lack."""
 
-__all__ = ["attach_weights", "own_constants"]
+__all__ = ["attach_weights", "own_constants", "share_constants"]
 
 
 def attach_weights(graph: Graph, module: CppModule, changing: Collection[torch.Tensor]) -> None:
@@ -57,6 +57,47 @@ def own_constants(graph: Graph, foreign: Iterable[torch.Tensor]) -> None:
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages:
             node.output().replaceAllUsesWith(editor.constant_before(node, value.clone()))
             node.destroy()
+
+
+def share_constants(graph: Graph) -> None:
+    """Let constants that hold the same bytes in memory hold them once, also as other views.
+
+    A weight and its transpose, of which two paths of a program each take one, were rounded apart.
+    """
+    held: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+    editor = Editor(graph)
+    aliases: Any = graph.alias_db()
+    written = {
+        node.output().debugName()
+        for node in graph.findAllNodes("prim::Constant")
+        if aliases.has_writers(node.output())
+    }
+    for node in nodes_of(graph):
+        value = constant(node.output()) if node.kind() == "prim::Constant" else None
+        if not isinstance(value, torch.Tensor) or node.output().debugName() in written:
+            continue
+        if not _fills_its_memory(value):
+            continue
+        memory = value.as_strided((value.numel(),), (1,))
+        alike = held.setdefault((value.dtype, value.numel()), [])
+        same = next((other for other in alike if _same_bytes(memory, other)), None)
+        if same is None:
+            alike.append(memory)
+        elif same.data_ptr() != memory.data_ptr():
+            view = same.as_strided(value.shape, value.stride())
+            node.output().replaceAllUsesWith(editor.constant_before(node, view))
+            node.destroy()
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return False
+    storage = tensor.untyped_storage()
+    return tensor.storage_offset() == 0 and storage.nbytes() == tensor.nbytes
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _place(node: Node) -> tuple[str, str]:

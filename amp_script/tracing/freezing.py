@@ -45,7 +45,7 @@ from amp_script.scripting.programs import originals
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
 from amp_script.tracing.compiled_calls import submodules_called_by
-from amp_script.tracing.constants import attach_weights, own_constants
+from amp_script.tracing.constants import attach_weights, own_constants, share_constants
 from amp_script.tracing.graph_difference import first_difference
 from amp_script.tracing.missing_kernels import stand_in_for_missing_kernels
 from amp_script.tracing.python_operators import python_operators_as_their_bodies
@@ -412,6 +412,7 @@ class _Freezing:
         specialise(graph, inputs, self.region.device_type)
         keep_addmm_whole(Editor(graph))
         own_constants(graph, foreign)
+        share_constants(graph)
         _C._jit_pass_dce(graph)
         _C._jit_pass_lint(graph)
 
