@@ -56,6 +56,7 @@ REASONS: Final[dict[str, str]] = {
     "tracing/constants.py": CPP_MODULES,
     "tracing/freezing.py": "TorchScript's passes, most of which are in no stub",
     "tracing/missing_kernels.py": "torch's tracer, which is in no stub",
+    "tracing/products.py": GRAPHS,
     "tracing/python_operators.py": "operators of torch.library, which are found by name",
     "tracing/recording.py": "torch.jit's tracer and its modules, which are untyped",
     "tracing/specialise.py": "TorchScript's passes, most of which are in no stub",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -39,7 +39,7 @@ class Packing:
         self._lock = threading.Lock()
         self._last = self._asked = self._packed()
 
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[object]:
         """What the graph takes after its own inputs: sizes that the weights fit, and weights."""
         threads, forms = torch.get_num_threads(), [weight.form for weight in self._weights]
         sizes = [form.sizes if form.threads == threads else [] for form in forms]
