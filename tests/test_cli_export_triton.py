@@ -166,6 +166,28 @@ def test_nested_inputs_and_outputs_become_tensors() -> None:
         assert all(map(torch.equal, got, wanted))
 
 
+class Shifted(nn.Module):
+    """A convolution that freezing would merge with what follows, rounding otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3)
+        self.register_buffer("shift", torch.rand(8, 1, 1))
+
+    def forward(self, images):
+        with torch.autocast("cpu", enabled=False):
+            return self.layer(images[0].float()) * 1.7 + self.shift
+
+
+def test_what_is_put_around_a_program_leaves_its_bits() -> None:
+    images = [torch.randn(1, 3, 16, 16)]
+    frozen = _save(Shifted().eval(), (images,))
+    assert run(["export-triton", "net.pt", "-o", "models"]) == 0
+    served = torch.jit.load("models/net/1/model.pt")
+    with torch.no_grad():
+        assert torch.equal(served(images[0])[0], frozen(images))
+
+
 def test_one_dictionary_is_what_the_backend_takes() -> None:
     _save(
         lambda batch: batch["a b"] + batch["c"],

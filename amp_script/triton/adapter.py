@@ -1,7 +1,7 @@
 """A ``forward`` around a program that takes and returns tensors one by one.
 
-Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive`` with
-``create_script_module``.
+Private names used here, present in torch 2.6 to 2.15: ``torch._C._freeze_module``, and of
+``torch.jit._recursive`` ``create_script_module`` and ``wrap_cpp_module``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def on_tensors(program: FrozenModule, border: Border) -> FrozenModule:
         holder.eval(), lambda _: [], share_types=False
     )
     module.define(_source(border))
-    frozen: torch.jit.ScriptModule = torch.jit.freeze(module.eval())
+    # torch.jit.freeze would also optimise numerics: convolutions take in what is added to them.
+    freeze: Any = torch._C._freeze_module
+    frozen: torch.jit.ScriptModule = jit.wrap_cpp_module(freeze(module.eval()._c, []))
     specs = [
         InputSpec(port.name, port.dtype, port.sizes, program.metadata.device)
         for port in border.inputs
