@@ -14,16 +14,20 @@ Private names used here, tried on torch 2.6, 2.13 and 2.14: ``torch._C._jit_set_
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 
 from amp_script.devices import with_autocast as devices_with_autocast
 
-__all__ = ["AmbientState", "DeviceState", "jit_autocast_pass", "shield"]
+__all__ = ["AmbientState", "DeviceState", "in_a_new_thread", "jit_autocast_pass", "shield"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,21 @@ def _remembered(
         for name, dtype in zip(_device_types(private_backend), dtypes, strict=True)
     )
     return AmbientState(devices, cache_enabled)
+
+
+def in_a_new_thread(ask: Callable[[], T]) -> T:
+    """Call a function where the caller is in no region, transform, mode, device or recording.
+
+    What torch is asked once, and remembered, must not depend on where the caller happens to be.
+
+    Args:
+        ask: called once; it names the dtype of what it makes, whose default is the process's.
+
+    Raises:
+        BaseException: what the function raises.
+    """
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(ask).result()
 
 
 def shield() -> AbstractContextManager[None]:

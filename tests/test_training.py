@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, List, Optional  # noqa: UP035  # TorchScript reads these
 
@@ -18,6 +20,7 @@ from versions import keeps_casts_made_without_gradients
 
 import amp_script
 from amp_script.errors import LoweringError
+from amp_script.lowering import casts, helpers
 
 STEPS = 4
 AMBIENT = (None, torch.bfloat16)
@@ -469,3 +472,54 @@ def test_vmap_of_casts_is_refused() -> None:
         torch.func.vmap(plain)(X)
     with pytest.raises(LoweringError, match=r"torch\.func\.vmap of .*Mixed\.forward"):
         torch.func.vmap(torch.func.grad(lambda x: mixed(x).sum()))(X)
+
+
+@contextmanager
+def _float64_by_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+FIRST_CALLERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "without gradients": torch.no_grad,
+    "in inference mode": torch.inference_mode,
+    "with a default device": lambda: torch.device("meta"),
+    "with a default dtype": _float64_by_default,
+}
+
+
+@pytest.mark.parametrize("first", FIRST_CALLERS.values(), ids=FIRST_CALLERS)
+def test_what_is_remembered_does_not_depend_on_the_first_caller(
+    first: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    questions = (casts._last_argument_is_first, helpers.cached_casts_are_differentiable)
+    answers = [ask() for ask in questions]
+    for ask in questions:
+        ask.cache_clear()
+    module = nn.Linear(4, 4)
+    scripted = amp_script.script(module)
+    found: list[Any] = []
+
+    def train() -> None:
+        """In a thread that has called no scripted program yet."""
+        with first():
+            found.append([ask() for ask in questions])
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                scripted(X)
+        for _ in range(STEPS):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                found.append((scripted(X).detach(), module(X).detach()))
+            with torch.no_grad():
+                module.weight.add_(1)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert found[0] == answers
+    assert len(found) == 1 + STEPS
+    for got, want in found[1:]:
+        assert_same(got, want)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import policy
+from ..jit_state import in_a_new_thread
 from ..policy import Policy, Rule
 from ._graph import (
     Editor,
@@ -67,8 +68,12 @@ def _last_argument_is_first() -> bool:
     The order is that in which the compiler that built torch evaluates arguments. Gradients tell:
     autograd adds up those of one tensor in the order in which its casts were made.
     """
+    return in_a_new_thread(_casts_last_argument_first)
+
+
+def _casts_last_argument_first() -> bool:
     x = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
-    with torch.enable_grad(), torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast("cpu", dtype=torch.float16):
         product: Any = torch.mm(x, x).grad_fn
     (first, _), (second, _) = product.next_functions
     return bool(first._sequence_nr() > second._sequence_nr())

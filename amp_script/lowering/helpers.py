@@ -18,6 +18,7 @@ from textwrap import indent
 import torch
 
 from .. import policy
+from ..jit_state import in_a_new_thread
 from ._graph import Function, compiled_function, dtypes_by_code
 
 PREFIX = "__torch__.amp_script."
@@ -198,7 +199,7 @@ def helper(name: str, device_type: str = "") -> Function:
     )
     source = _SOURCES[name].format(
         eligible=_ELIGIBLE.format(others=_lower_codes(), on_device=on_device),
-        records="True" if _cached_casts_are_differentiable() else "grad",
+        records="True" if cached_casts_are_differentiable() else "grad",
     )
     return compiled_function(f"{PREFIX}{device_type}.{name}", source, names)
 
@@ -213,12 +214,16 @@ def _lower_codes() -> list[int]:
 
 
 @cache
-def _cached_casts_are_differentiable() -> bool:
+def cached_casts_are_differentiable() -> bool:
     """Whether eager autocast's cache holds casts with gradients from a block without them.
 
     Newer torch makes them so; older ones lose the weight's gradient for the rest of the region.
     """
-    weight = torch.zeros(1, 1, requires_grad=True)
+    return in_a_new_thread(_cast_in_a_block_without_gradients_has_one)
+
+
+def _cast_in_a_block_without_gradients_has_one() -> bool:
+    weight = torch.zeros(1, 1, dtype=torch.float32, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
             torch.mm(weight, weight)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch._C import _autograd
 
-from ..jit_state import AmbientState
+from ..jit_state import AmbientState, in_a_new_thread
 
 __all__ = ["ambient_cast_cache", "in_region"]
 
@@ -38,10 +38,14 @@ class _Caches(threading.local):
     """
 
     def __init__(self) -> None:
-        self.witness = torch.zeros(1, 1, requires_grad=True)
+        self.witness = in_a_new_thread(_new_witness)
         self.by_mode: dict[
             bool, tuple[weakref.ref[torch.Tensor], torch._C.ScriptDict[Any, Any]]
         ] = {}
+
+
+def _new_witness() -> torch.Tensor:
+    return torch.zeros(1, 1, dtype=torch.float32, requires_grad=True)
 
 
 _caches = _Caches()

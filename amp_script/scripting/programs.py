@@ -22,7 +22,7 @@ import torch
 from torch._C._functorch import TransformType, get_interpreter_stack
 
 from ..errors import LoweringError
-from ..jit_state import AmbientState, DeviceState, shield
+from ..jit_state import AmbientState, DeviceState, in_a_new_thread, shield
 from ..lowering import Entry, Functions, changes, lower_prepared, python_calls
 from .cast_cache import ambient_cast_cache, in_region
 from .saved_tensors import raising_what_hooks_raise
@@ -241,8 +241,4 @@ def _caller(compiled: Compiled) -> Callable[..., Any]:
 @cache
 def _outside() -> AmbientState:
     """The autocast state of a thread that has never been in a region."""
-    found: list[AmbientState] = []
-    thread = threading.Thread(target=lambda: found.append(AmbientState.current()))
-    thread.start()
-    thread.join()
-    return found[0]
+    return in_a_new_thread(AmbientState.current)
