@@ -47,9 +47,14 @@ class Region:
         outside = replace(AmbientState.disabled(), cache_enabled=False)
         return outside.with_device(self.device_type, DeviceState(enabled=True, dtype=self.dtype))
 
-    def enter(self) -> torch.autocast:
-        """A context for one run, without the cache, whose casts a trace cannot hold."""
-        return torch.autocast(self.device_type, dtype=self.dtype, cache_enabled=False)
+    def enter(self, *, cached: bool = False) -> torch.autocast:
+        """A context for one run.
+
+        Args:
+            cached: whether casts of weights are kept, as by default in eager mode. A trace cannot
+                hold such casts.
+        """
+        return torch.autocast(self.device_type, dtype=self.dtype, cache_enabled=cached)
 
 
 def border_dtype(inside: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

@@ -241,7 +241,7 @@ def expect(reference: Callable[..., object], call: Call, region: Region) -> Expe
     failures: list[Exception] = []
     with lowered_script_calls(), untouched(modules) as state:
         try:
-            with region.enter():
+            with region.enter(cached=True):
                 runs.append(_run(reference, call, region))
                 rebound += state.rebound_names()
                 if state.changed():

@@ -34,8 +34,8 @@ from amp_script.lowering.functions import CALLS, name_of
 from amp_script.scripting import LoweredModule
 from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.tracer import traced_graph, value_trace
+from amp_script.tracing.gradient_paths import mark_gradient_paths, write_out_gradient_paths
 from amp_script.tracing.origins import named_frames
-from amp_script.tracing.products import mark_folded_products, write_out_folded_products
 from amp_script.untouched import tensors_of
 
 _C: Any = torch._C  # torch's stubs lack most of what is used here
@@ -145,7 +145,7 @@ class Recorder:
 
         def traced(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outputs = tuple(map(_recorded, run(*tensors)))
-            mark_folded_products(traced_graph())
+            mark_gradient_paths(traced_graph())
             return outputs
 
         with (
@@ -160,7 +160,7 @@ class Recorder:
             graph = self.graph(name)
             insert_bodies(graph, scripted.graph)
             _C._jit_pass_inline(graph)
-            write_out_folded_products(graph)
+            write_out_gradient_paths(graph)
             _C._jit_pass_dce(graph)
         return graph
 
