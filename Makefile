@@ -17,11 +17,10 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(INSTALLED) ## Freeze a real sentence encoder to bfloat16, run it, compare it
-	@echo "==> freezing a sentence encoder; a warning names two lines of transformers that look at"
-	@echo "    sizes while the model is traced, and the comparison below therefore tries other sizes"
+	@echo "==> freezing a sentence encoder, on one batch of sentences and on one of another size"
 	@mkdir -p demo-output
 	$(BIN)/amp-script freeze $(ENCODER):sentence_encoder --inputs $(ENCODER):example_inputs \
-		--output demo-output/minilm-bfloat16.pt --force
+		--check-inputs $(ENCODER):other_inputs --output demo-output/minilm-bfloat16.pt --force
 	@echo "==> loading the file with torch.jit.load, and comparing"
 	$(BIN)/python examples/demo/compare.py demo-output/minilm-bfloat16.pt
 

