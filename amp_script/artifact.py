@@ -16,9 +16,9 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 import torch
 from torch.jit._recursive import wrap_cpp_module
@@ -236,7 +236,7 @@ def _metadata_if_any(path: Path) -> Metadata | None:
     with _archive(path) as archive:
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "constants.pkl" not in members:
-            raise ArtifactError(str(path), "a zip archive, but no TorchScript program")
+            raise _no_program(path, {*members, *archive.namelist()})
         if f"extra/{EXTRA_FILE}" not in members:
             return None
         text = archive.read(members[f"extra/{EXTRA_FILE}"])
@@ -244,6 +244,29 @@ def _metadata_if_any(path: Path) -> Metadata | None:
         return Metadata.from_json(text.decode())
     except ValueError as error:
         raise ArtifactError(str(path), f"unreadable metadata: {error}") from error
+
+
+def _no_program(path: Path, members: Collection[str]) -> ArtifactError:
+    for member, (kind, advice) in _OTHER_ARCHIVES.items():
+        if member in members:
+            return ArtifactError(str(path), f"{kind}, and no TorchScript program", advice)
+    return ArtifactError(str(path), "a zip archive, but no TorchScript program")
+
+
+_EXPORTED = (
+    "a program of torch.export",
+    "Read it with torch.export.load, and compare what its module() returns with amp_script.verify",
+)
+_OTHER_ARCHIVES: Final = {
+    "archive_format": _EXPORTED,
+    "serialized_exported_program.json": _EXPORTED,  # until torch 2.7
+    "data.pkl": (
+        "weights or a model that torch.save pickled",
+        "Make the model in Python and freeze it, with `amp-script freeze` or "
+        "amp_script.trace_and_freeze",
+    ),
+}
+"""Other archives that torch writes: a part that tells each, what it is, and what to do with it."""
 
 
 def _require_undamaged(path: Path) -> None:

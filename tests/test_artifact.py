@@ -247,6 +247,13 @@ def _checkpoint(path: Path, artifact: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, path)
 
 
+def _exported(path: Path, artifact: Path) -> None:
+    del artifact
+    program = torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),))
+    torch.export.save(program, path.with_suffix(".pt2"))
+    path.with_suffix(".pt2").rename(path)
+
+
 def _other_zip(path: Path, artifact: Path) -> None:
     del artifact
     with zipfile.ZipFile(path, "w") as archive:
@@ -296,7 +303,8 @@ def _without_code(path: Path, artifact: Path) -> None:
         (_folder, "a folder, not a file"),
         (_empty, "empty"),
         (_text, "no TorchScript archive, or cut short"),
-        (_checkpoint, "a zip archive, but no TorchScript program"),
+        (_checkpoint, "weights or a model that torch.save pickled.* `amp-script freeze`"),
+        (_exported, "a program of torch.export, and no TorchScript.*torch.export.load"),
         (_other_zip, "a zip archive, but no TorchScript program"),
         (_plain_torchscript, "not written by amp-script: it has no metadata.*torch.jit.load"),
         (_cut_short, "no TorchScript archive, or cut short"),

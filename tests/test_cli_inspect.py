@@ -94,7 +94,7 @@ def test_a_file_of_anybody_s(folder: Path, capsys: pytest.CaptureFixture[str]) -
         (["missing.pt"], 1, "missing.pt: no such file"),
         (["cut.pt"], 1, "cut.pt: no TorchScript archive, or cut short"),
         (["text.pt"], 1, "text.pt: no TorchScript archive"),
-        (["checkpoint.pt"], 1, "checkpoint.pt: a zip archive, but no TorchScript program"),
+        (["checkpoint.pt"], 1, "checkpoint.pt: weights or a model that torch.save pickled"),
         (["."], 1, "a folder, not a file"),
         (["model.pt", "--html", "text.pt"], 2, "pass --force"),
         (["model.pt", "--html", "nowhere/x.html"], 2, "no folder nowhere"),
