@@ -48,3 +48,10 @@ def test_a_device_without_autocast(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["doctor", "--policies", "--device", "gpu"]) == 2
     message = capsys.readouterr().err
     assert "--device gpu: no device type with autocast in this torch, which has cpu" in message
+
+
+def test_what_would_be_ignored_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["doctor", "--device", "cpu", "--import", "torchvision"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "error: --device and --import: expected together with --policies\n"
+    assert not shown.out

@@ -54,9 +54,13 @@ def command(
 
     Example: `amp-script doctor --policies --import torchvision`
     """
+    unused = [name for name, given in (("--device", devices), ("--import", libraries)) if given]
+    if unused and not policies:
+        raise UsageError(f"{' and '.join(unused)}: expected together with --policies")
+    device_types = _device_types(devices)
     output.table(compute.describe().rows())
     if policies:
-        _show_policies(_device_types(devices), libraries or [])
+        _show_policies(device_types, libraries or [])
 
 
 def _device_types(wanted: Sequence[str] | None) -> list[str]:
