@@ -95,11 +95,11 @@ def test_an_error_is_one_line_and_an_exit_code(
 def test_debug_shows_the_traceback(
     failing: list[BaseException], capsys: pytest.CaptureFixture[str], args: list[str]
 ) -> None:
-    failing.append(AmpScriptError("it failed"))
+    failing.append(ValueError("it failed"))
     assert app.run(args) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback (most recent call last)")
-    assert shown.endswith("error: it failed\n")
+    assert shown.endswith("\nerror: ValueError: it failed\n")
 
 
 @pytest.mark.parametrize(

@@ -42,20 +42,20 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _report(error)
+        return _report(error, hint="" if debug else " (--debug shows where)")
     if code == INTERRUPTED:
         output.error("interrupted")
     return code if isinstance(code, int) else 0
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception, *, hint: str) -> int:
     if isinstance(error, (UsageError, _TyperUsageError)):
         output.error(_one_line(error))
         return USAGE
     if isinstance(error, AmpScriptError):
         output.error(_one_line(error))
     else:
-        output.error(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)")
+        output.error(f"{type(error).__name__}: {_one_line(error)}{hint}")
     return FAILURE
 
 
