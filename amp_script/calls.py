@@ -140,11 +140,18 @@ def _positional_names(
     function = model.forward if isinstance(model, nn.Module) else model
     assert callable(function)
     try:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        raise TracingError(f"the example inputs do not fit the model: {error}") from None
+        signature = inspect.signature(function)
     except ValueError:  # a built-in function, which has no signature
         return [f"input_{index}" for index in range(len(args))]
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        by_position = [f"{len(args)} by position"] if args else []
+        given = ", ".join([*by_position, *map(repr, kwargs)])
+        raise TracingError(
+            f"the inputs do not fit the model: {error}; expected "
+            f"({', '.join(signature.parameters)}), given {given}"
+        ) from None
     names: list[str] = []
     for name, parameter in bound.signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
