@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_map_only
 
 from amp_script import policy
 from amp_script.lowering.composites import decomposition, decompositions
+from amp_script.lowering.composites.tracing import OTHER_NAMES
 
 SAMPLES = 6
 """Samples of the operator database taken of each operator."""
 
-_RENAMED = "TorchScript compiles it to the operator that it is another name of"
+_RENAMED = "compiled to the operator that it is another name of, and told from it in traces"
 _PRIVATE = "torch calls it from inside operators that autocast knows, and no program does"
 _NO_EFFECT = "the product of a diagonal without elements, in whatever dtype, is the same 1"
 _COMPILER = "torch.compile's decompositions alone call it"
@@ -30,6 +31,7 @@ _RANDOM = "sums only to check its argument"
 _ASKS = "asks for the norm in float32 by itself"
 
 EXEMPT = {
+    **dict.fromkeys(OTHER_NAMES, _RENAMED),
     "aten::_histogramdd_from_bin_tensors": _RAISES,
     "aten::_linalg_det": _NO_EFFECT,
     "aten::_linalg_det.result": _NO_EFFECT,
@@ -37,25 +39,15 @@ EXEMPT = {
     "aten::_scaled_dot_product_attention_math": _PRIVATE,
     "aten::_unsafe_index_put": _COMPILER,
     "aten::_unsafe_masked_index_put_accumulate": _COMPILER,
-    "aten::arccos": _RENAMED,
-    "aten::arcsin": _RENAMED,
-    "aten::arctan2": _RENAMED,
     "aten::det": _NO_EFFECT,
     "aten::histogram.bins_tensor": _RAISES,
     "aten::histogramdd.TensorList_bins": _RAISES,
     "aten::linalg_det": _NO_EFFECT,
     "aten::linalg_det.out": _NO_EFFECT,
-    "aten::linalg_matmul": _RENAMED,
     "aten::multinomial": _RANDOM,
     "aten::multinomial.out": _RANDOM,
     "aten::renorm.out": _ASKS,
     "aten::renorm_": _ASKS,
-    "aten::special_erfinv": _RENAMED,
-    "aten::special_expm1": _RENAMED,
-    "aten::special_log1p": _RENAMED,
-    "aten::special_log_softmax": _RENAMED,
-    "aten::special_logsumexp": _RENAMED,
-    "aten::special_softmax": _RENAMED,
 }
 
 UNOBSERVED = {

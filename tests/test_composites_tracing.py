@@ -13,7 +13,7 @@ from torch import nn
 import amp_script
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.lowering.composites import registry
-from amp_script.lowering.composites.tracing import trace_composites
+from amp_script.lowering.composites.tracing import OTHER_NAMES, trace_composites
 
 REGIONS = [torch.bfloat16, torch.float16]
 
@@ -213,3 +213,32 @@ def test_a_frozen_program_holds_no_composite_that_autocast_reaches() -> None:
     frozen = amp_script.trace_and_freeze(model, (torch.rand(5, 2, 4),), dtype=torch.bfloat16)
     kinds = {node.kind() for node in registry.nodes_of(frozen.graph)}
     assert "aten::gru" not in kinds
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_NAMES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_under_another_name(name: str, dtype: torch.dtype) -> None:
+    operator: Any = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    (schema, *_) = (getattr(operator, each)._schema for each in operator.overloads())
+
+    class Block(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given = {"Tensor": x, "int": -1, "List[int]": [-1]}
+            values = [given.get(str(each.type), x) for each in schema.arguments]
+            values = [
+                value
+                for value, each in zip(values, schema.arguments, strict=True)
+                if not each.has_default_value()
+            ]
+            return self.run(*values)
+
+        def run(self, *values: Any) -> torch.Tensor:
+            first: torch.Tensor = operator(*values)
+            with torch.autocast("cpu", enabled=False):
+                second = operator(*values)
+            return first.float() + second.float() + first
+
+    x = (torch.linspace(-1, 1, 36).reshape(4, 3, 3) / 2).to(dtype)
+    model = Block().eval()
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    _assert_equal(model, frozen, torch.bfloat16, x)

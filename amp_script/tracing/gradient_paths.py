@@ -132,12 +132,15 @@ _MARK: Final = "gradient_path"
 _WEIGHT: Final = "prim::TracedAttr"
 """A tensor of the module's, in a recording that is still being made."""
 
+_MATMUL: Final = (
+    _when(_folds(0, 1), "aten::matmul", _matmul),
+    _when(_folds(1, 0), "aten::matmul", _matmul_from_left),
+)
+
 _PATHS: Final[Mapping[str, tuple[_Path, ...]]] = {
     "aten::linear": (_when(_folds(0, 1), "aten::linear", _linear),),
-    "aten::matmul": (
-        _when(_folds(0, 1), "aten::matmul", _matmul),
-        _when(_folds(1, 0), "aten::matmul", _matmul_from_left),
-    ),
+    "aten::matmul": _MATMUL,
+    "aten::linalg_matmul": _MATMUL,
     "aten::scaled_dot_product_attention": (
         _when(_has_mask_with_grad, "aten::scaled_dot_product_attention", _attention),
     ),

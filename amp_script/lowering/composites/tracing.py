@@ -6,6 +6,9 @@ autocast did inside it is lost. Here each such node is marked, while the trace r
 that autocast was in, and afterwards its lowered body is put in its place. The body holds loops and
 branches where the kernel has them, so nothing that it decides is held fast.
 
+An operator under another name, such as ``linalg.matmul``, is recorded as one node too, which torch
+gives the usual name when the trace is complete. It has no casts then, and gets them here.
+
 Private names used here, present in torch 2.6 to 2.15: ``torch._C._get_tracing_state`` and its
 ``graph``; ``Node.i_``, ``removeAttribute``; ``TensorType.device``.
 """
@@ -13,11 +16,11 @@ Private names used here, present in torch 2.6 to 2.15: ``torch._C._get_tracing_s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,17 +29,37 @@ from ...jit_state import AmbientState
 from .expand import body_of, keep_source
 from .registry import decomposition, may_be_composite, nodes_of, operator_of
 
-__all__ = ["trace_composites"]
+__all__ = ["OTHER_NAMES", "trace_composites"]
+
+OTHER_NAMES: Final = frozenset(
+    {
+        "aten::arccos",
+        "aten::arcsin",
+        "aten::arctan2",
+        "aten::linalg_matmul",
+        "aten::special_erfinv",
+        "aten::special_expm1",
+        "aten::special_log1p",
+        "aten::special_log_softmax",
+        "aten::special_logsumexp",
+        "aten::special_softmax",
+    }
+)
+"""Names of operators that autocast knows by another, which it casts inside of the call."""
 
 _Graph = Any  # torch types no more than a part of its methods
 
 
 @contextmanager
-def trace_composites() -> Iterator[None]:
+def trace_composites() -> Iterator[Callable[[], None]]:
     """Take composites apart in the trace that is made inside.
 
     One trace, on the calling thread; its graph must not have run when the context is left. What
     ran while tracing was eager autocast itself, and the graph then holds every cast of it.
+
+    Yields:
+        A function to call last in what is traced, while operators have the names that they were
+        called by.
     """
     watched = _Watched(AmbientState.current())
     outer = sys.getprofile()
@@ -48,7 +71,7 @@ def trace_composites() -> Iterator[None]:
 
     sys.setprofile(watch)
     try:
-        yield
+        yield watched.mark
     finally:
         sys.setprofile(outer)
     watched.look()
@@ -75,22 +98,27 @@ class _Watched:
             self.graph = None if tracing is None else tracing.graph()
         state = AmbientState.current()
         if state is not self.state and state != self.state:
-            self._mark()
+            self.mark()
             self.state = state
 
     def take_apart(self) -> None:
         """Put lowered bodies in the place of what was recorded whole."""
         if self.graph is None:
             return
-        self._mark()
+        self.mark()
         for node in list(nodes_of(self.graph)):
-            if node.hasAttribute("autocast"):
+            if node.hasAttribute("other_name"):
+                state = self.states[node.i("other_name")]
+                node.removeAttribute("other_name")
+                _cast(self.graph, node, _where_it_ran(node, state))
+            elif node.hasAttribute("autocast"):
                 state = self.states[node.i("autocast")]
                 node.removeAttribute("autocast")
                 if state.any_enabled:
                     _take_apart(self.graph, node, state)
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Mark what was recorded since the last change of state."""
         if self.graph is None:
             return
         if self.state not in self.states:
@@ -99,6 +127,8 @@ class _Watched:
         for node in nodes_of(self.graph):
             if may_be_composite(node.kind()) and not node.hasAttribute("autocast"):
                 node.i_("autocast", index)
+            if node.kind() in OTHER_NAMES and not node.hasAttribute("other_name"):
+                node.i_("other_name", index)
 
 
 def _take_apart(graph: _Graph, node: torch._C.Node, state: AmbientState) -> None:
@@ -120,6 +150,25 @@ def _take_apart(graph: _Graph, node: torch._C.Node, state: AmbientState) -> None
         results = graph.insertGraph(body, inputs)
     for old, new in zip(node.outputs(), results, strict=True):
         old.replaceAllUsesWith(new)
+    keep_source(before, node)
+    node.destroy()
+
+
+def _cast(graph: _Graph, node: torch._C.Node, state: AmbientState) -> None:
+    """Give an operator the casts that autocast makes for it in the state."""
+    if not state.any_enabled:
+        return
+    body: _Graph = torch._C.Graph()
+    inputs = {
+        value: body.addInput().setType(value.type()) for value in dict.fromkeys(node.inputs())
+    }
+    made = body.insertNode(body.createClone(node, inputs.__getitem__))
+    body.registerOutput(made.output())
+    _lower(body, state)
+    before = node.prev()
+    with graph.insert_point_guard(node):
+        (result,) = graph.insertGraph(body, list(inputs))
+    node.output().replaceAllUsesWith(result)
     keep_source(before, node)
     node.destroy()
 
