@@ -845,3 +845,58 @@ def test_an_input_that_is_a_view_keeps_the_storage_around_it() -> None:
 
     frozen = amp_script.trace_and_freeze(looks_beyond_its_view, x, compute="native")
     assert torch.equal(frozen(x), looks_beyond_its_view(x))
+
+
+class Exporting(nn.Module):
+    """Methods that are compiled, with regions, early exits out of them, and submodules in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.parts = nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x)
+
+    @torch.jit.export
+    def exported(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.float16):
+            if x.dim() == 3:
+                return x
+            y = self.parts[0](x)
+            with torch.autocast("cpu", enabled=False):
+                for row in y.float():
+                    if bool(row.sum() > 1):
+                        break
+                    y = torch.mm(y.float(), y.float().t()).half()
+        return torch.mm(y, x)
+
+    def preserved(self, x: torch.Tensor):
+        with torch.autocast("cpu", enabled=False):
+            if x.dim() == 3:
+                return x
+            y = torch.mm(x, x)
+        return self.first(y)
+
+
+def test_compiled_methods_with_regions_and_early_exits() -> None:
+    torch.manual_seed(0)
+    model = Exporting().eval()
+    x = torch.randn(8, 8)
+    frozen = amp_script.trace_and_freeze(
+        model, x, compute="native", preserved_attrs=["preserved"], keep_float32=[]
+    )
+    for name in ("forward", "exported", "preserved"):
+        for given in (x,) if name == "forward" else (x, x[None]):
+            want = eager(getattr(model, name), given)
+            for _ in range(3):
+                assert_same(getattr(frozen, name)(given), want)
+
+
+@pytest.mark.parametrize("name", ["My Net", "Ünï", "a.b", "1x", "class", "torch", "forward", "λ"])
+def test_a_model_of_any_name_is_saved(name: str, tmp_path: Path) -> None:
+    model = type(name, (Net,), {})().eval()
+    x = torch.randn(4, 8)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    amp_script.save(frozen, tmp_path / "model.pt")
+    for loaded in (amp_script.load(tmp_path / "model.pt"), torch.jit.load(tmp_path / "model.pt")):
+        assert_same(loaded(x), eager(model, x))

@@ -53,7 +53,7 @@ from ..undeprecated import compiling_quietly
 from .custom_functions import custom_functions_compiled
 from .early_exits import nest_regions, with_marks
 
-__all__ = ["compile_function", "compile_module"]
+__all__ = ["compile_function", "compile_module", "compiling"]
 
 _lock = threading.RLock()
 
@@ -66,7 +66,7 @@ _decorator: Any = autocast_decorator
 
 def compile_module(module: torch.nn.Module) -> RecursiveScriptModule:
     """Do what ``torch.jit.script(module)`` does, as the text above says."""
-    with _compiling():
+    with compiling():
         compiled: RecursiveScriptModule = _create_script_module(
             module, _recursive.infer_methods_to_compile
         )
@@ -84,7 +84,7 @@ def compile_function(function: Callable[..., Any]) -> torch._C.ScriptFunction[..
     function = _with_region(function)
     if hasattr(function, "__script_unsupported"):
         raise RuntimeError(f"TorchScript error: {function.__script_unsupported}")
-    with _compiling():
+    with compiling():
         compiled: torch._C.ScriptFunction[..., Any] = torch._C._jit_script_compile(
             _qualified_name(function),
             _get_jit_def(function, function.__name__),
@@ -95,7 +95,8 @@ def compile_function(function: Callable[..., Any]) -> torch._C.ScriptFunction[..
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
+def compiling() -> Iterator[None]:
+    """Let TorchScript compile, in the calling thread, as the text above says."""
     with (
         _lock,
         _types_of_its_own(),

@@ -26,21 +26,27 @@ def submodules_called_by(cpp_module: CppModule, method: str) -> set[str]:
         if path and name == "forward":
             found.add(".".join(path))
         for node in nodes_of(_at(cpp_module, path)._get_method(name).graph):
-            if node.kind() != "prim::CallMethod":
+            called = _path(node.inputsAt(0)) if node.kind() == "prim::CallMethod" else None
+            if called is None:
                 continue
-            call = (*path, *_path(node.inputsAt(0))), str(node.s("name"))
+            call = (*path, *called), str(node.s("name"))
             if call not in seen:
                 seen.add(call)
                 pending.append(call)
     return found
 
 
-def _path(module: Value) -> tuple[str, ...]:
-    """Names of the attributes that lead to a module from the method's own."""
-    node = module.node()
-    if node.kind() != "prim::GetAttr":
-        return ()
-    return (*_path(node.input()), str(node.s("name")))
+def _path(value: Value) -> tuple[str, ...] | None:
+    """Names of the attributes that lead to an object from the method's own module.
+
+    None where it is no part of that, such as an object that the method makes.
+    """
+    node = value.node()
+    if node.kind() == "prim::GetAttr":
+        owner = _path(node.input())
+        return None if owner is None else (*owner, str(node.s("name")))
+    is_self = node.kind() == "prim::Param" and value.debugName() == next(node.outputs()).debugName()
+    return () if is_self else None
 
 
 def _at(cpp_module: CppModule, path: tuple[str, ...]) -> CppModule:

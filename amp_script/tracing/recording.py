@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import keyword
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from amp_script.lowering._graph import Editor, Graph, nodes_of
 from amp_script.lowering.composites.tracing import trace_composites
 from amp_script.lowering.functions import CALLS, name_of
 from amp_script.scripting import LoweredModule
+from amp_script.scripting.compilation import compiling
 from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.tracer import traced_graph, value_trace
 from amp_script.tracing.gradient_paths import mark_gradient_paths, write_out_gradient_paths
@@ -145,12 +147,13 @@ class Recorder:
 
         def traced(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outputs = tuple(map(_recorded, run(*tensors)))
+            mark_composites()
             mark_gradient_paths(traced_graph())
             return outputs
 
         with (
             self._optional_aside(),
-            trace_composites(),
+            trace_composites() as mark_composites,
             lowered_script_calls() as scripted,
             named_frames(self._model),
         ):
@@ -160,8 +163,8 @@ class Recorder:
             graph = self.graph(name)
             insert_bodies(graph, scripted.graph)
             _C._jit_pass_inline(graph)
-            write_out_gradient_paths(graph)
-            _C._jit_pass_dce(graph)
+        write_out_gradient_paths(graph)
+        _C._jit_pass_dce(graph)
         return graph
 
     @contextmanager
@@ -252,7 +255,10 @@ def _compiled(model: nn.Module, methods: Sequence[str]) -> torch.jit.ScriptModul
 
     module: torch.jit.ScriptModule
     try:
-        module = _recursive.create_script_module(model, stubs, share_types=False, is_tracing=True)
+        with compiling():
+            module = _recursive.create_script_module(
+                model, stubs, share_types=False, is_tracing=True
+            )
     except (FrontendError, RuntimeError) as error:
         asked = f" ({', '.join(methods)})" if methods else ""
         raise TracingError(
@@ -307,7 +313,9 @@ def _empty(named_after: type, parts: Sequence[Any]) -> Any:
     It has a compilation unit of its own, which dies with it and with what is frozen of it. In the
     process's, each recording would stay for ever, with the constants of each frozen program.
     """
-    name = f"__torch__.{named_after.__name__}"
+    name = named_after.__name__
+    readable = name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    name = f"__torch__.{name if readable else 'Model'}"  # a file's code has no other names
     module = _C.ScriptModule(name, _C.CompilationUnit(), False)
     module._register_attribute("training", _C.BoolType.get(), False)
     for index, part in enumerate(parts):
