@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -70,9 +71,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ValueError("odd [value]"),
             1,
-            "error: ValueError: odd [value] (--debug shows where)\n",
+            f"error: ValueError: odd [value] (at {__file__}:",
         ),
-        (OSError(28, "No space left"), 1, "error: OSError: [Errno 28] No space left (--debug show"),
+        (OSError(28, "No space left"), 1, "error: OSError: [Errno 28] No space left (at "),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )
@@ -164,3 +165,22 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install() -> None:
         "amp-script: the command needs typer, which is not installed: "
         "pip install 'amp-script[cli]'\n"
     )
+
+
+def test_where_a_model_fails_is_shown_and_not_where_torch_or_the_command_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "models.py"
+    model.write_text(
+        "import torch\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x)\n\n\n"
+        "net = Net(4, 4).eval()\n"
+        "linear = torch.nn.Linear(4, 4).eval()\n"
+    )
+    arguments = ["--input", "2x3", "-o", str(tmp_path / "net.pt")]
+    assert app.run(["freeze", f"{model}:net", *arguments]) == 1
+    assert capsys.readouterr().err.endswith(f" (at {model}:6; --debug shows more)\n")
+    assert app.run(["freeze", f"{model}:linear", *arguments]) == 1
+    assert capsys.readouterr().err.endswith(" (--debug shows where)\n")

@@ -5,15 +5,18 @@ and 130, as shells have it, after Ctrl-C.
 from __future__ import annotations
 
 import importlib
+import os
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Final
 
+import torch
 import typer
 
+import amp_script
 from amp_script.cli import COMMANDS, output
 from amp_script.errors import AmpScriptError, UsageError
 
@@ -42,7 +45,7 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _report(error, hint="" if debug else " (--debug shows where)")
+        return _report(error, hint="" if debug else f" ({_where(error)})")
     if code == INTERRUPTED:
         output.error("interrupted")
     return code if isinstance(code, int) else 0
@@ -57,6 +60,19 @@ def _report(error: Exception, *, hint: str) -> int:
     else:
         output.error(f"{type(error).__name__}: {_one_line(error)}{hint}")
     return FAILURE
+
+
+def _where(error: Exception) -> str:
+    """The line that failed if it is neither torch's nor this library's, such as a model's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith((_TORCH, "<"))]
+    if not outside or outside[-1].filename.startswith(_HERE):
+        return "--debug shows where"
+    return f"at {outside[-1].filename}:{outside[-1].lineno}; --debug shows more"
+
+
+_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_HERE: Final = os.path.dirname(amp_script.__file__) + os.sep
 
 
 def application() -> typer.Typer:
