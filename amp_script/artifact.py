@@ -33,7 +33,7 @@ from amp_script.metadata import EXTRA_FILE, Metadata
 from amp_script.stubgen.conformance import check
 from amp_script.typing import TypedScriptModule
 
-__all__ = ["load", "read_metadata", "read_program", "save"]
+__all__ = ["load", "metadata_if_any", "read_metadata", "read_program", "save"]
 
 M = TypeVar("M", bound=torch.jit.ScriptModule)
 
@@ -201,7 +201,7 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
         ArgumentError: the path is none.
     """
     path = to_path(path)
-    metadata = _metadata_if_any(path)
+    metadata = metadata_if_any(path)
     if metadata is None:
         raise ArtifactError(
             str(path),
@@ -226,13 +226,19 @@ def read_program(
             it.
     """
     path = Path(path)
-    metadata = _metadata_if_any(path)
+    metadata = metadata_if_any(path)
     _require_undamaged(path)
     wrap: Any = wrap_cpp_module  # which torch leaves untyped
     return wrap(_import(path, torch.device("cpu"))), metadata
 
 
-def _metadata_if_any(path: Path) -> Metadata | None:
+def metadata_if_any(path: Path) -> Metadata | None:
+    """Read what a TorchScript file of anybody's says about itself, without loading the program.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or no TorchScript program; the message names
+            it.
+    """
     with _archive(path) as archive:
         members = {name.partition("/")[2]: name for name in archive.namelist()}
         if "constants.pkl" not in members:

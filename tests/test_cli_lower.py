@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import amp_script
 from amp_script.cli.app import run
 
 
@@ -55,7 +56,8 @@ def test_it_puts_a_region_around_the_program(network: Network) -> None:
         (["in.pt", "-o", "out.pt", "--dtype", "float32"], 2, "expected bfloat16 or float16"),
         (["in.pt", "-o", "out.pt", "--device", "meta"], 2, "'meta' has no autocast"),
         (["in.pt", "-o", "in.pt"], 2, "pass --force"),
-        (["broken.pt", "-o", "out.pt"], 1, "broken.pt is no TorchScript program"),
+        (["broken.pt", "-o", "out.pt"], 1, "broken.pt: no TorchScript archive"),
+        (["frozen.pt", "-o", "out.pt"], 1, "frozen.pt is a frozen program, whose casts are expl"),
         (["in.pt"], 2, "--output"),
     ],
 )
@@ -67,6 +69,8 @@ def test_wrong_command_lines(
     message: str,
 ) -> None:
     Path("broken.pt").write_bytes(b"nothing")
+    frozen = amp_script.trace_and_freeze(network.layer.eval(), torch.rand(2, 4))
+    amp_script.save(frozen, "frozen.pt")
     assert run(["lower", *arguments]) == code
     assert message in capsys.readouterr().err.replace("\n", " ")
     assert not Path("out.pt").exists()
