@@ -173,11 +173,11 @@ def test_where_a_model_fails_is_shown_and_not_where_torch_or_the_command_does(
     model = tmp_path / "models.py"
     model.write_text(
         "import torch\n\n\n"
-        "class Net(torch.nn.Linear):\n"
+        "class Net(torch.nn.Sequential):\n"
         "    def forward(self, x):\n"
         "        return super().forward(x)\n\n\n"
-        "net = Net(4, 4).eval()\n"
         "linear = torch.nn.Linear(4, 4).eval()\n"
+        "net = Net(linear).eval()\n"
     )
     arguments = ["--input", "2x3", "-o", str(tmp_path / "net.pt")]
     assert app.run(["freeze", f"{model}:net", *arguments]) == 1

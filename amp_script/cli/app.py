@@ -63,16 +63,21 @@ def _report(error: Exception, *, hint: str) -> int:
 
 
 def _where(error: Exception) -> str:
-    """The line that failed if it is neither torch's nor this library's, such as a model's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if not frame.filename.startswith((_TORCH, "<"))]
-    if not outside or outside[-1].filename.startswith(_HERE):
-        return "--debug shows where"
-    return f"at {outside[-1].filename}:{outside[-1].lineno}; --debug shows more"
+    """The innermost line that is neither torch's nor this library's, such as a model's own."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(_COMMAND):
+            break
+        if not frame.filename.startswith(_NOT_THE_MODELS):
+            return f"at {frame.filename}:{frame.lineno}; --debug shows more"
+    return "--debug shows where"
 
 
-_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-_HERE: Final = os.path.dirname(amp_script.__file__) + os.sep
+_COMMAND: Final = os.path.dirname(__file__) + os.sep
+_NOT_THE_MODELS: Final = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(amp_script.__file__) + os.sep,
+    "<",
+)
 
 
 def application() -> typer.Typer:
