@@ -231,6 +231,10 @@ def test_what_is_named_and_not_installed_is_an_error(
         (["models.py"], "no TorchScript archive"),
         (["net.pt", "--input", "3x9"], "net.pt itself fails: RuntimeError"),
         (["net.pt", "--input", "y=3x8"], "net.pt itself fails: InputError: forward: expected 1"),
+        (
+            ["net.pt", "--input", "8"],
+            "InputError: forward: wrong input; input: expected float32 tensor of rank 2",
+        ),
         (["net.pt", "--model", "models.py:net", "--input", "y=3x8"], "expected (input), given 'y'"),
     ],
 )

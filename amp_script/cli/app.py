@@ -131,6 +131,4 @@ def _brief_warnings(*, all_of_them: bool) -> Iterator[None]:
 
 
 def _one_line(error: Exception | str) -> str:
-    text = str(getattr(error, "format_message", error.__str__)())
-    lines = (line.strip() for line in text.splitlines() if line.strip())
-    return "; ".join(lines).replace(":; ", ": ", 1)
+    return output.one_line(str(getattr(error, "format_message", error.__str__)()))

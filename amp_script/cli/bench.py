@@ -282,7 +282,11 @@ def _others_quiet() -> Iterator[None]:
 
 
 def _gist(error: Exception) -> str:
-    """The first line of an error; the last of TorchScript's, which tell their stack before."""
+    """All that this library's errors say; of others the first line, and of TorchScript's the last,
+    because they tell their stack before.
+    """
+    if isinstance(error, AmpScriptError):
+        return output.one_line(str(error))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return "no message"

@@ -24,7 +24,18 @@ from rich.text import Text
 
 from amp_script.report.tables import size
 
-__all__ = ["error", "grid", "line", "progress", "size", "stages", "step", "table", "warning"]
+__all__ = [
+    "error",
+    "grid",
+    "line",
+    "one_line",
+    "progress",
+    "size",
+    "stages",
+    "step",
+    "table",
+    "warning",
+]
 
 
 def line(text: str) -> None:
@@ -78,6 +89,12 @@ def error(text: str) -> None:
 def warning(text: str) -> None:
     """Print a warning as one line."""
     _notice("warning", "bold yellow", text)
+
+
+def one_line(text: str) -> str:
+    """The lines of a message as one."""
+    lines = (line.strip() for line in text.splitlines() if line.strip())
+    return "; ".join(lines).replace(":; ", ": ", 1)
 
 
 @contextmanager
