@@ -151,7 +151,8 @@ class Runs:
 
     def _failure(self, where: str, observer: _Observer, error: RuntimeError) -> str:
         module = observer.failed
-        inside = "" if module is None else f", in {self.name(module)!r} ({type(module).__name__})"
+        name = "" if module is None else self.name(module)
+        inside = f", in {name!r} ({type(module).__name__})" if name else ""
         lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
         return f"the model fails {where}{inside}: {lines[0].strip()}"
 
