@@ -12,7 +12,7 @@ from agreement import assert_agrees, saved_and_loaded
 from torch import nn
 
 import amp_script
-from amp_script.errors import LoweringError
+from amp_script.errors import ArtifactError, LoweringError
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4)
 
@@ -204,3 +204,17 @@ def test_what_plain_torchscript_got_wrong_is_refused(module: type[nn.Module]) ->
     if module is LeavesEarly:
         assert 'with torch.autocast("cpu", dtype=torch.bfloat16):' in caught.value.source
         assert_agrees(amp_script.script(module()), module(), X, 2)
+
+
+def test_frozen_programs_are_refused(tmp_path: Path) -> None:
+    frozen = amp_script.trace_and_freeze(nn.Linear(4, 4).eval(), X)
+    amp_script.save(frozen, tmp_path / "frozen.pt")
+    for given in (frozen, tmp_path / "frozen.pt"):
+        with pytest.raises(LoweringError, match="a frozen program, whose casts are explicit"):
+            amp_script.lower(given, dtype=torch.bfloat16)
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    torch.save({"weight": X}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ArtifactError, match=r"checkpoint\.pt"):
+        amp_script.lower(tmp_path / "checkpoint.pt")

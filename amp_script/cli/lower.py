@@ -9,7 +9,6 @@ import torch
 import typer
 
 import amp_script
-from amp_script.artifact import metadata_if_any
 from amp_script.cli import output
 from amp_script.cli.files import require_free
 from amp_script.cli.inputs import DTYPES, choice
@@ -50,11 +49,6 @@ def command(
     if not source.is_file():
         raise UsageError(f"no file {source} to lower")
     chosen = None if dtype is None else choice("--dtype", dtype, DTYPES)
-    about = metadata_if_any(source)
-    if about is not None and about.kind == "frozen":
-        raise AmpScriptError(
-            f"{source} is a frozen program, whose casts are explicit already: use it as it is"
-        )
     try:
         with output.step(f"lowering {source}"):
             lowered = amp_script.lower(source, device_type=device, dtype=chosen)

@@ -313,7 +313,7 @@ def _input(spec: InputSpec) -> str:
         return "no tensor"
     sizes = "any shape"
     if spec.shape is not None:
-        sizes = "x".join("any" if size is None else str(size) for size in spec.shape) or "scalar"
+        sizes = "x".join("?" if size is None else str(size) for size in spec.shape) or "scalar"
     return f"{dtype_name(spec.dtype)} {sizes}"
 
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
@@ -20,8 +21,10 @@ from torch.jit._script import RecursiveScriptModule
 from typing_extensions import ParamSpec
 
 from .. import policy
+from ..artifact import metadata_if_any
 from ..devices import ROWS
 from ..errors import LoweringError
+from ..frozen import FrozenModule
 from ..jit_state import DeviceState
 from ..lowering.functions import copy_of
 from ..lowering.traced import name_convolutions
@@ -240,16 +243,19 @@ def lower(
         dtype: dtype of that region; the device type's own if it alone is given.
 
     Raises:
-        LoweringError: the program cannot be lowered without differing from eager autocast.
+        LoweringError: the program cannot be lowered without differing from eager autocast, or is a
+            frozen one.
         ValueError: the device type has no autocast, or not in the dtype.
         TypeError: ``module_or_path`` is neither a ScriptModule nor a name.
         FileNotFoundError: there is no file of that name.
-        RuntimeError: the file holds no TorchScript program.
+        ArtifactError: the file holds no TorchScript program.
     """
     around = _region(device_type, dtype)
     if isinstance(module_or_path, LoweredModule) and around is None:
         return module_or_path
     unit = _C.CompilationUnit()
+    if isinstance(module_or_path, FrozenModule):
+        raise _frozen(f"the {type(module_or_path).__name__}")
     if isinstance(module_or_path, torch.jit.ScriptModule):
         buffer = module_or_path.save_to_buffer()
         with _naming_broken_exits(module_or_path):
@@ -259,6 +265,9 @@ def lower(
         path = os.fspath(module_or_path)
         if not os.path.isfile(path):
             raise FileNotFoundError(f"no TorchScript file {path!r} to lower")
+        about = metadata_if_any(Path(path))
+        if about is not None and about.kind == "frozen":
+            raise _frozen(path)
         loaded = _C.import_ir_module(unit, path, None, {}, False)
     else:
         raise TypeError(
@@ -271,6 +280,14 @@ def lower(
         for _, method in _methods(each):
             name_convolutions(method.graph)
     return _lowered_module(module, Library(unit, around))
+
+
+def _frozen(what: str) -> LoweringError:
+    return LoweringError(
+        what,
+        "it is a frozen program, whose casts are explicit already",
+        advice="use it as it is",
+    )
 
 
 @contextmanager
