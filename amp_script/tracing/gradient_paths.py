@@ -106,6 +106,8 @@ def _folds(x: int, weight: int) -> Callable[[Sequence[Value]], bool]:
             return False
         if larger.dim() < 3 or smaller.dim() > 2 or not _requires_grad(inputs[weight]):
             return False
+        if _is_kept_cast(inputs[weight]) and not smaller.requires_grad():
+            return False  # compute plans pack the layer as it is; verification compares the bits
         return weight < x or not _is_contiguous(larger)
 
     return is_taken
