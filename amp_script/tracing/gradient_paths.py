@@ -39,10 +39,14 @@ def _matmul_from_left(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.is_contiguous():
-        return torch.nn.functional.linear(x, weight, bias)
     product = _matmul(x, weight.t())
     return product if bias is None else product.add_(bias)
+
+
+def _linear_of_any_size(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.is_contiguous():
+        return torch.nn.functional.linear(x, weight, bias)
+    return _linear(x, weight, bias)
 
 
 def _attention(
@@ -113,6 +117,12 @@ def _folds(x: int, weight: int) -> Callable[[Sequence[Value]], bool]:
     return is_taken
 
 
+def _folds_in_float32(inputs: Sequence[Value]) -> bool:
+    """The same of a layer that no compute plan packs, so that it may branch."""
+    weight: Any = inputs[1].type()
+    return _folds(0, 1)(inputs) and weight.scalarType() == "Float"
+
+
 def _has_mask_with_grad(inputs: Sequence[Value]) -> bool:
     query: Any = inputs[0].type()
     on_cpu = query.device() is None or query.device().type == "cpu"
@@ -140,7 +150,10 @@ _MATMUL: Final = (
 )
 
 _PATHS: Final[Mapping[str, tuple[_Path, ...]]] = {
-    "aten::linear": (_when(_folds(0, 1), "aten::linear", _linear),),
+    "aten::linear": (
+        _when(_folds(0, 1), "aten::linear", _linear),
+        _when(_folds_in_float32, "aten::linear", _linear_of_any_size),
+    ),
     "aten::matmul": _MATMUL,
     "aten::linalg_matmul": _MATMUL,
     "aten::scaled_dot_product_attention": (
