@@ -247,7 +247,6 @@ class _Recording:
         places: what the recording holds fast.
         changing: tensors of the model that the model itself changes, or that are preserved and
             may be set.
-        runs_with_grad: whether the model runs where gradients are on.
     """
 
     recorder: Recorder
@@ -255,7 +254,6 @@ class _Recording:
     result: Structure
     places: list[HeldFast]
     changing: list[torch.Tensor]
-    runs_with_grad: bool
 
     @property
     def graphs(self) -> list[Graph]:
@@ -308,24 +306,24 @@ class _Freezing:
                 result, dtypes = self.record_once(recorder, _WITHOUT_GRAD, call)
             changing = [*state.changed_tensors(), *recorder.preserved_tensors]
         variants = {_WITHOUT_GRAD: dtypes}
-        with_grad, runs_with_grad = self.record_with_grad(recorder, call, result)
+        with_grad = self.record_with_grad(recorder, call, result)
         if with_grad is not None:
             variants[_WITH_GRAD] = with_grad
-        return _Recording(recorder, variants, result, places, changing, runs_with_grad)
+        return _Recording(recorder, variants, result, places, changing)
 
     def record_with_grad(
         self, recorder: Recorder, call: Call, result: Structure
-    ) -> tuple[tuple[torch.dtype, ...] | None, bool]:
-        """Record the path with gradients; None where it is the same path, and whether it runs."""
+    ) -> tuple[torch.dtype, ...] | None:
+        """Record the path with gradients; None where it is the same path, or there is none."""
         with trace_session(), untouched(modules_of(self.model)), torch.enable_grad():
             try:
                 structure, dtypes = self.record_once(recorder, _WITH_GRAD, call)
             except RuntimeError:
-                return None, False  # the model itself runs without gradients alone
+                return None  # the model itself runs without gradients alone
         one, other = recorder.graph(_WITHOUT_GRAD), recorder.graph(_WITH_GRAD)
         if structure != result or first_difference(one, other) is None:
-            return None, True
-        return dtypes, True
+            return None
+        return dtypes
 
     def record_once(
         self, recorder: Recorder, name: str, call: Call
@@ -457,17 +455,11 @@ class _Freezing:
         self, program: FrozenModule, call: Call, recording: _Recording, name: str, *, exact: bool
     ) -> Verification:
         at_border = call.at_border(self.border)
-        reports: list[VerificationReport] = []
-        runs: list[dict[str, torch.Tensor]] = []
-        for grad in self.gradient_modes(recording):
+        reports = []
+        for grad in (False, True)[: len(recording.variants)]:
             with torch.set_grad_enabled(grad):
                 with self.kept.enter():
                     expected = expect(self.model, call.rounded_by(at_border), self.region)
-                if expected.runs:
-                    runs.append(expected.runs[0])
-                # Torch has other kernels for some operators whose weights require gradients.
-                if grad and len(recording.variants) == 1 and _are_alike(runs):
-                    break
                 report = judge(
                     program,
                     at_border,
@@ -478,14 +470,6 @@ class _Freezing:
                 )
                 reports.append(report)
         return _summary(reports)
-
-    def gradient_modes(self, recording: _Recording) -> tuple[bool, ...]:
-        """Whether gradients are on, for each mode in which the program may do something else."""
-        weights = tensors_of(modules_of(self.model))
-        both = len(recording.variants) > 1 or (
-            recording.runs_with_grad and any(weight.requires_grad for weight in weights)
-        )
-        return (False, True) if both else (False,)
 
     def check(
         self,
@@ -527,23 +511,6 @@ class _Freezing:
             lines.append("held fast when traced, perhaps one of:")
             lines += [f"  {place.line}" for place in recording.places]
         return "".join(f"\n{line}" for line in lines)
-
-
-def _are_alike(runs: Sequence[Mapping[str, torch.Tensor]]) -> bool:
-    """Whether runs gave the same outputs, to the bit but for NaN."""
-    return all(
-        run.keys() == runs[0].keys()
-        and all(_is_alike(tensor, runs[0][path]) for path, tensor in run.items())
-        for run in runs[1:]
-    )
-
-
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if one.dtype.itemsize == 1 and one.is_floating_point():  # float8, which torch cannot compare
-        one, other = one.float(), other.float()
-    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _is_constant(value: object) -> bool:
