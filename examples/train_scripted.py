@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,10 @@ def train_both(rank: int, steps: int, processes: int, meeting: str) -> None:
         eager, scripted = DistributedDataParallel(eager), DistributedDataParallel(scripted)
     got, want = train(scripted, steps, rank), train(eager, steps, rank)
     equal = all(map(torch.equal, got, want))
-    print(
+    # One write for the line and its end, or those of other processes would come between them.
+    sys.stdout.write(
         f"process {rank}: {steps} steps, loss {want[0]:.3f} to {want[-len(want) // steps]:.3f}; "
-        f"losses and gradients {'equal' if equal else 'differ from'} eager autocast's to the bit"
+        f"losses and gradients {'equal' if equal else 'differ from'} eager autocast's to the bit\n"
     )
     if processes > 1:
         # A process that leaves first keeps the others waiting.

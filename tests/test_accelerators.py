@@ -51,10 +51,8 @@ def dtype(request: pytest.FixtureRequest, device: str) -> torch.dtype:
 @pytest.fixture(autouse=True)
 def deterministic() -> Any:
     """Kernels that give the same bits each time, with the same algorithm for the same sizes."""
-    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    yield
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+    with torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+        yield
 
 
 class Vision(nn.Module):

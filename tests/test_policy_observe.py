@@ -58,12 +58,12 @@ NOT_RUN_TO_THE_END = {
 @pytest.mark.parametrize("device_type", WATCHED)
 def test_the_table_says_what_torch_does(device_type: str) -> None:
     report = observe.observe([device_type])
-    assert not report.disagreements, str(report)
+    # Other tests in this process may have registered operators of their own.
+    of_torch = [seen for seen in report.observations if seen.operator.startswith("aten::")]
+    assert not [each for each in report.disagreements if each in of_torch], str(report)
     assert len(report.observations) >= len(policy.listed_operators(device_type)) - len(
         arguments.BY_NAME
     )
-    # Other tests in this process may have registered operators of their own.
-    of_torch = [seen for seen in report.observations if seen.operator.startswith("aten::")]
     unfinished = {seen.operator for seen in of_torch if not seen.ran}
     assert unfinished <= NOT_RUN_TO_THE_END
 

@@ -46,6 +46,7 @@ from amp_script.structure import Constant, Structure, flatten, forward_source, r
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
 from amp_script.tracing.compiled_calls import submodules_called_by
 from amp_script.tracing.constants import attach_weights, own_constants, share_constants
+from amp_script.tracing.gradient_paths import write_out_products
 from amp_script.tracing.graph_difference import first_difference
 from amp_script.tracing.missing_kernels import stand_in_for_missing_kernels
 from amp_script.tracing.python_operators import python_operators_as_their_bodies
@@ -309,6 +310,8 @@ class _Freezing:
         with_grad = self.record_with_grad(recorder, call, result)
         if with_grad is not None:
             variants[_WITH_GRAD] = with_grad
+        for name in variants:
+            write_out_products(recorder.graph(name))
         return _Recording(recorder, variants, result, places, changing)
 
     def record_with_grad(

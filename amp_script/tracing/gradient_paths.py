@@ -20,7 +20,7 @@ from amp_script.lowering._graph import Editor, Graph, Value, nodes_of
 from amp_script.lowering.composites.registry import Decomposition
 from amp_script.lowering.helpers import cached_casts_are_differentiable
 
-__all__ = ["mark_gradient_paths", "write_out_gradient_paths"]
+__all__ = ["MARK", "mark_gradient_paths", "write_out_gradient_paths", "write_out_products"]
 
 
 # What torch does there ----------------------------------------------------------------------------
@@ -94,10 +94,12 @@ class _Path:
         is_taken: asked of the operator's inputs, in a recording that is still being made, whose
             types say what the tensors were.
         body: what torch does then.
+        is_product: whether it is a product, whose bits alone are no reason to record a model twice.
     """
 
     is_taken: Callable[[Sequence[Value]], bool]
     body: Decomposition
+    is_product: bool
 
 
 def _folds(x: int, weight: int) -> Callable[[Sequence[Value]], bool]:
@@ -134,25 +136,30 @@ def _matrix_requires_grad(inputs: Sequence[Value]) -> bool:
 
 
 def _when(
-    is_taken: Callable[[Sequence[Value]], bool], operator: str, body: Callable[..., object]
+    is_taken: Callable[[Sequence[Value]], bool],
+    operator: str,
+    body: Callable[..., object],
+    *,
+    is_product: bool = False,
 ) -> _Path:
-    return _Path(is_taken, Decomposition(operator, body))
+    return _Path(is_taken, Decomposition(operator, body), is_product)
 
 
-_MARK: Final = "gradient_path"
+MARK: Final = "gradient_path"
+"""The attribute by which an operator is marked."""
 
 _WEIGHT: Final = "prim::TracedAttr"
 """A tensor of the module's, in a recording that is still being made."""
 
 _MATMUL: Final = (
-    _when(_folds(0, 1), "aten::matmul", _matmul),
-    _when(_folds(1, 0), "aten::matmul", _matmul_from_left),
+    _when(_folds(0, 1), "aten::matmul", _matmul, is_product=True),
+    _when(_folds(1, 0), "aten::matmul", _matmul_from_left, is_product=True),
 )
 
 _PATHS: Final[Mapping[str, tuple[_Path, ...]]] = {
     "aten::linear": (
-        _when(_folds(0, 1), "aten::linear", _linear),
-        _when(_folds_in_float32, "aten::linear", _linear_of_any_size),
+        _when(_folds(0, 1), "aten::linear", _linear, is_product=True),
+        _when(_folds_in_float32, "aten::linear", _linear_of_any_size, is_product=True),
     ),
     "aten::matmul": _MATMUL,
     "aten::linalg_matmul": _MATMUL,
@@ -176,20 +183,38 @@ def mark_gradient_paths(graph: Graph) -> None:
         inputs = list(node.inputs())
         for index, path in enumerate(_PATHS.get(node.kind(), ())):
             if path.is_taken(inputs):
-                node.i_(_MARK, index)
+                node.i_(MARK, index)
 
 
 def write_out_gradient_paths(graph: Graph) -> None:
-    """Put what torch did in the place of the operators that are marked.
+    """Put what torch did in the place of the operators that are marked, products excepted.
 
     Args:
         graph: the recording, complete; changed in place.
     """
+    _write_out(graph, products=False)
+
+
+def write_out_products(graph: Graph) -> None:
+    """Put what torch did in the place of the products that are marked.
+
+    That comes after recordings have been compared: a program has no path of its own for products
+    alone, whose result differs in the last bits, and then has the path without gradients.
+
+    Args:
+        graph: the recording, complete; changed in place.
+    """
+    _write_out(graph, products=True)
+
+
+def _write_out(graph: Graph, *, products: bool) -> None:
     editor = Editor(graph)
     for node in list(nodes_of(graph)):
-        if node.hasAttribute(_MARK):
-            body = _PATHS[node.kind()][node.i(_MARK)].body
-            (result,) = editor.graph_before(node, body.graph(), list(node.inputs()))
+        if not node.hasAttribute(MARK):
+            continue
+        path = _PATHS[node.kind()][node.i(MARK)]
+        if path.is_product == products:
+            (result,) = editor.graph_before(node, path.body.graph(), list(node.inputs()))
             node.output().replaceAllUsesWith(result)
             node.destroy()
 

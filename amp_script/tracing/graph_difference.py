@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from amp_script.lowering._graph import Block, Graph, Node, Value, source_of
+from amp_script.tracing.gradient_paths import MARK
 
 __all__ = ["Difference", "first_difference"]
 
@@ -110,8 +111,8 @@ def _same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _same_attributes(a: Node, b: Node) -> bool:
-    names = list(a.attributeNames())
-    if names != list(b.attributeNames()):
+    names = [name for name in a.attributeNames() if name != MARK]
+    if names != [name for name in b.attributeNames() if name != MARK]:
         return False
     return all(a.kindOf(name) != "s" or a.s(name) == b.s(name) for name in names)
 
