@@ -264,6 +264,10 @@ class TestPrograms:
         assert entered(graphs)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.9."),
+    reason="torch.export there takes no such closures",
+)
 def test_a_decorated_closure_over_tensors() -> None:
     """Its graph is torch's, but the tensor is found in another place, and so named otherwise.
 
@@ -366,7 +370,10 @@ class Subclass(amp_script.autocast):
 
 
 # Dynamo of torch 2.6 stops at what the subclass asks of torch, and says so.
-@pytest.mark.filterwarnings("ignore:Graph break due to unsupported builtin torch._C:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Graph break due to unsupported builtin torch._C:UserWarning",
+    "ignore:Dynamo does not know how to trace the builtin `torch._C:UserWarning",  # in torch 2.9
+)
 def test_a_subclass_made_inside_is_refused_and_otherwise_runs_eagerly() -> None:
     program = within(Subclass)
     torch.compiler.reset()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from versions import exports_what_sets_attributes
 
 import amp_script
 from amp_script.errors import ArtifactError, ExportError, TracingError, VerificationError
@@ -97,9 +98,13 @@ def nothing_is_left_changed() -> Any:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:The tensor attributes? self._flat_weights:UserWarning")
+# torch.export.load of torch 2.9 reads constants so.
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_the_program_is_eager_autocast_wherever_it_runs(
     case: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
+    if case == "recurrent" and not exports_what_sets_attributes():
+        pytest.skip("torch.export of this torch takes no forward that sets attributes")
     make, args, kwargs = CASES[case]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -217,6 +222,9 @@ def test_what_cannot_be_exported(
 
 
 def test_a_program_that_differs_is_refused() -> None:
+    if not exports_what_sets_attributes():
+        pytest.skip("torch.export of this torch takes no forward that sets attributes")
+
     class Counting(nn.Module):
         calls = 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 import pytest
 import torch
 
@@ -12,6 +15,29 @@ needs_register_autocast = pytest.mark.skipif(
 needs_newer_dynamo = pytest.mark.skipif(
     torch.__version__ < "2.7", reason="Dynamo of torch 2.6 cannot trace what this test records with"
 )
+
+
+@functools.cache
+def exports_what_sets_attributes() -> bool:
+    """Whether torch.export takes a module whose forward sets attributes, as recurrent layers do.
+
+    Up to torch 2.9 it raises, and ``amp_script.export`` says so.
+    """
+
+    class Counting(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x + self.calls
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.export.export(Counting(), (torch.ones(2),), strict=False)
+        except ValueError:
+            return False
+    return True
 
 
 def with_autocast(*device_types: str) -> list[str]:
