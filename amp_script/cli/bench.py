@@ -21,7 +21,7 @@ from amp_script.cli import output, targets
 from amp_script.cli.bench_report import Bench, draw, show
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
 from amp_script.cli.files import require_free, require_plots
-from amp_script.cli.inputs import device_of, example_inputs, moved, program_call
+from amp_script.cli.inputs import device_of, inputs_if_any, moved, program_call
 from amp_script.cli.options import AsJson, FrozenFile, InputsTarget, Plot, PlotForce
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, TracingError, UsageError
@@ -97,9 +97,7 @@ def command(
     if plot is not None:
         require_free(plot, force)
         require_plots(plot)
-    given: Given | None = None
-    if input_specs or inputs_target:
-        given = example_inputs(input_specs or [], inputs_target)
+    given = inputs_if_any(input_specs, inputs_target)
     with _threads(threads), torch.no_grad(), redirect_stdout(sys.stderr):
         with output.step(f"loading {file}" + (f" and {model_target}" if model_target else "")):
             setting = _setting(file, device, model_target, given)

@@ -10,7 +10,7 @@ import typer
 import amp_script
 from amp_script import triton
 from amp_script.cli import output
-from amp_script.cli.inputs import choice, example_inputs, program_call
+from amp_script.cli.inputs import choice, inputs_if_any, program_call
 from amp_script.cli.options import InputsTarget
 from amp_script.compute import Compute
 from amp_script.errors import AmpScriptError, UsageError
@@ -72,9 +72,7 @@ def command(
     Example: `amp-script export-triton resnet.pt -o models --max-batch-size 32`
     """
     plan = None if compute is None else choice("--compute", compute, PLANS)
-    given = None
-    if input_specs or inputs_target:
-        given = example_inputs(input_specs or [], inputs_target)
+    given = inputs_if_any(input_specs, inputs_target)
     if not repository.absolute().parent.is_dir():
         raise UsageError(f"no folder {repository.parent} to make {repository.name} in")
     if repository.exists() and not repository.is_dir():

@@ -21,6 +21,7 @@ __all__ = [
     "choice",
     "device_of",
     "example_inputs",
+    "inputs_if_any",
     "moved",
     "program_call",
 ]
@@ -78,6 +79,13 @@ def example_inputs(
         )
 
     return make
+
+
+def inputs_if_any(
+    texts: Sequence[str] | None, named: str | None
+) -> Callable[[], tuple[ExampleInputs, dict[str, object]]] | None:
+    """Return what :func:`example_inputs` does; None where neither option is given."""
+    return example_inputs(texts or [], named) if texts or named else None
 
 
 def moved(value: T, place: torch.device) -> T:

@@ -156,10 +156,11 @@ _MATMUL: Final = (
     _when(_folds(1, 0), "aten::matmul", _matmul_from_left, is_product=True),
 )
 
+# Of several paths of an operator, the first that is taken counts.
 _PATHS: Final[Mapping[str, tuple[_Path, ...]]] = {
     "aten::linear": (
-        _when(_folds(0, 1), "aten::linear", _linear, is_product=True),
         _when(_folds_in_float32, "aten::linear", _linear_of_any_size, is_product=True),
+        _when(_folds(0, 1), "aten::linear", _linear, is_product=True),
     ),
     "aten::matmul": _MATMUL,
     "aten::linalg_matmul": _MATMUL,
@@ -181,9 +182,10 @@ def mark_gradient_paths(graph: Graph) -> None:
     """
     for node in nodes_of(graph):
         inputs = list(node.inputs())
-        for index, path in enumerate(_PATHS.get(node.kind(), ())):
-            if path.is_taken(inputs):
-                node.i_(MARK, index)
+        paths = enumerate(_PATHS.get(node.kind(), ()))
+        taken = next((index for index, path in paths if path.is_taken(inputs)), None)
+        if taken is not None:
+            node.i_(MARK, taken)
 
 
 def write_out_gradient_paths(graph: Graph) -> None:
