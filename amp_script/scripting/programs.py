@@ -27,10 +27,7 @@ from ..lowering import Entry, Functions, changes, lower_prepared, python_calls
 from .cast_cache import ambient_cast_cache, in_region
 from .saved_tensors import raising_what_hooks_raise
 
-__all__ = ["Compiled", "Library", "Program", "originals", "positional"]
-
-# A part of torch's own library that no checker finds.
-_functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
+__all__ = ["Compiled", "Library", "Program", "originals"]
 
 Compiled: TypeAlias = "torch._C.ScriptFunction[..., Any] | torch._C.ScriptMethod[..., Any]"
 
@@ -99,6 +96,8 @@ class Program:
         self.name = name
         self.source: torch._C.Graph = compiled.graph
         self._compiled = compiled
+        schema: Any = compiled.schema  # torch's stubs take it for a method
+        self._parameters = schema.arguments
         self._variants: dict[
             tuple[AmbientState, bool, bool], torch._C.ScriptFunction[..., Any]
         ] = {}
@@ -181,7 +180,7 @@ class Program:
         recording = self._forks and torch.is_grad_enabled()
         inside = in_region(state)
         if inside or recording or state != _outside():
-            arguments = positional(compiled, args, kwargs)
+            arguments = self.positional(compiled, args, kwargs)
             if arguments is not None:
                 args, kwargs = arguments, {}
                 run = self.variant(state, inside, recording)
@@ -195,34 +194,32 @@ class Program:
         finally:
             torch._C._set_graph_executor_optimize(optimize)
 
+    def positional(
+        self, compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any] | None:
+        """All arguments of a call in order, the module of a method first; None if they do not fit.
+
+        Args:
+            compiled: the function, or the method of the module that is called.
+            args: positional arguments.
+            kwargs: arguments by name.
+        """
+        values = list(args)
+        if isinstance(compiled, torch._C.ScriptMethod):
+            values.insert(0, compiled.owner)
+        left = dict(kwargs)
+        for parameter in self._parameters[len(values) :]:
+            if parameter.name in left:
+                values.append(left.pop(parameter.name))
+            elif parameter.has_default_value():
+                values.append(parameter.default_value)
+            else:
+                return None
+        return None if left or len(values) > len(self._parameters) else values
+
 
 originals = Library()
 """The programs that are compiled in this process."""
-
-
-def positional(
-    compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any] | None:
-    """All arguments of a call in order, the module of a method first; None if they do not fit.
-
-    Args:
-        compiled: the function or method.
-        args: positional arguments.
-        kwargs: arguments by name.
-    """
-    schema: Any = compiled.schema  # torch's stubs take it for a method
-    values = list(args)
-    if isinstance(compiled, torch._C.ScriptMethod):
-        values.insert(0, compiled.owner)
-    left = dict(kwargs)
-    for parameter in schema.arguments[len(values) :]:
-        if parameter.name in left:
-            values.append(left.pop(parameter.name))
-        elif parameter.has_default_value():
-            values.append(parameter.default_value)
-        else:
-            return None
-    return None if left or len(values) > len(schema.arguments) else values
 
 
 def _in_vmap() -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from amp_script.interception import replaced
 from amp_script.jit_state import AmbientState, shield
-from amp_script.scripting.programs import Compiled, Library, Program, originals, positional
+from amp_script.scripting.programs import Compiled, Library, Program, originals
 from amp_script.tracer import recording_paused
 
 __all__ = ["LoweredCalls", "lowered_script_calls"]
@@ -81,7 +81,7 @@ class LoweredCalls:
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> object:
-        arguments = positional(compiled, args, kwargs)
+        arguments = program.positional(compiled, args, kwargs)
         if arguments is None:
             return as_it_is()  # which says what is wrong with them
         key = program, AmbientState.current()
