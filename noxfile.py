@@ -8,13 +8,14 @@ gigabytes. To have builds for the CPU, name an index that has them::
 pip prefers them, because ``2.6.0+cpu`` counts as newer than ``2.6.0``. Arguments after ``--`` go to
 pytest: ``nox -s "tests-3.11(torch='2.6')" -- tests/test_cli.py -x``.
 
-All versions but torch's are those of ``constraints.txt``. What an older torch does not let be
-compared is skipped in the tests, with the reason.
+All versions but torch's, and of what torch brings along, are those of ``constraints.txt``. What an
+older torch does not let be compared is skipped in the tests, with the reason.
 """
 
 from pathlib import Path
 
 import nox
+from packaging.utils import canonicalize_name
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 TORCHES = ("2.6", "2.9", "2.13", "2.14", "2.15")
@@ -40,7 +41,15 @@ def policies(session: nox.Session, torch: str) -> None:
 
 
 def _install(session: nox.Session, torch: str) -> None:
+    """Install one torch, then all else, in which what came with that torch stays as it is."""
+    session.install(f"torch=={torch}.*")
+    came = str(session.run_install("python", "-m", "pip", "freeze", silent=True)).splitlines()
     pinned = Path("constraints.txt").read_text().splitlines()
-    others = Path(session.create_tmp()) / "constraints.txt"
-    others.write_text("\n".join(line for line in pinned if not line.startswith("torch==")) + "\n")
-    session.install(f"torch=={torch}.*", "--editable", ".[dev]", "--constraint", str(others))
+    others = [line for line in pinned if _name(line) not in map(_name, came)]
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join([*came, *others, ""]))
+    session.install("--editable", ".[dev]", "--constraint", str(constraints))
+
+
+def _name(requirement: str) -> str:
+    return canonicalize_name(requirement.partition("==")[0])

@@ -82,33 +82,39 @@ def test_issues_ask_for_what_is_needed_to_act() -> None:
 
 
 class _Session:
-    """A session of nox that only says what it would do."""
+    """A session of nox that only says what it would do, and that torch brought sympy along."""
 
     def __init__(self, folder: Path) -> None:
         self.posargs: list[str] = []
-        self.installed: list[str] = []
-        self.ran: list[str] = []
+        self.installed: list[tuple[str, ...]] = []
+        self.ran: list[tuple[str, ...]] = []
         self._folder = folder
 
     def create_tmp(self) -> str:
         return str(self._folder)
 
     def install(self, *args: str) -> None:
-        self.installed += args
+        self.installed.append(args)
 
-    def run(self, *args: str, **_: object) -> None:
-        self.ran += args
+    def run(self, *args: str, env: dict[str, str]) -> None:
+        self.ran.append(args)
+
+    def run_install(self, *args: str, silent: bool) -> str:
+        return "torch==2.6.0\nsympy==1.13.1\ntyping_extensions==4.9.0\n"
 
 
-def test_a_session_installs_its_torch_and_pins_the_rest(
+def test_a_session_keeps_what_came_with_its_torch_and_pins_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     sessions = runpy.run_path(str(ROOT / "noxfile.py"))
     session = _Session(tmp_path)
     sessions["tests"].func(session, "2.6")
-    assert session.ran[0] == "pytest"
-    assert "torch==2.6.*" in session.installed
-    pins = Path(session.installed[session.installed.index("--constraint") + 1]).read_text()
-    everything = (ROOT / "constraints.txt").read_text()
-    assert set(everything.splitlines()) - set(pins.splitlines()) == {"torch==2.13.0"}
+    assert session.ran[-1][0] == "pytest"
+    torch_alone, rest = session.installed
+    assert torch_alone == ("torch==2.6.*",)
+    pins = set(Path(rest[rest.index("--constraint") + 1]).read_text().splitlines())
+    everything = set((ROOT / "constraints.txt").read_text().splitlines())
+    assert pins - everything == {"torch==2.6.0", "sympy==1.13.1", "typing_extensions==4.9.0"}
+    given_way = {line.partition("==")[0] for line in everything - pins}
+    assert given_way == {"torch", "sympy", "typing-extensions"}
