@@ -43,7 +43,8 @@ def policies(session: nox.Session, torch: str) -> None:
 def _install(session: nox.Session, torch: str) -> None:
     """Install one torch, then all else, in which what came with that torch stays as it is."""
     session.install(f"torch=={torch}.*")
-    came = str(session.run_install("python", "-m", "pip", "freeze", "--exclude-editable", silent=True)).splitlines()
+    freeze = ("python", "-m", "pip", "freeze", "--exclude-editable")
+    came = str(session.run_install(*freeze, silent=True)).splitlines()
     pinned = Path("constraints.txt").read_text().splitlines()
     others = [line for line in pinned if _name(line) not in map(_name, came)]
     constraints = Path(session.create_tmp()) / "constraints.txt"
