@@ -267,7 +267,6 @@ def _with_a_number(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         (lambda x: x.sum(0), {}, ["--max-batch-size", "4"], "its first dimension is no batch"),
         (lambda x: x - x.mean(0), {}, ["--max-batch-size", "4"], "depends on the other rows"),
         (lambda x: x.view(3, 8), {}, ["--max-batch-size", "4"], "the program fails on its inputs"),
-        (nn.Linear(8, 2), {}, ["--name", "../up"], "'../up' cannot be a model's name"),
         (nn.Linear(8, 2), {}, ["--input", "3x9"], "cannot be multiplied"),
     ],
 )
@@ -288,8 +287,10 @@ def test_programs_that_cannot_be_served(
     assert not list(folder.rglob("config.pbtxt"))
 
 
-def test_inputs_without_a_common_batch() -> None:
+def test_a_name_and_inputs_that_no_server_takes() -> None:
     frozen = _save(lambda x, y: x @ y, (torch.randn(3, 8), torch.randn(8, 2)))
+    with pytest.raises(ExportError, match="cannot be a model's name"):
+        write_repository(frozen, Path("models"), "a b")
     with pytest.raises(ExportError, match=r"no batch .* x has 3, y has 8"):
         write_repository(frozen, Path("models"), "net", max_batch_size=4)
     assert not Path("models").exists()
@@ -316,6 +317,7 @@ def test_a_scripted_program(capsys: pytest.CaptureFixture[str]) -> None:
         (["-o", "net.pt"], "net.pt is a file: expected a folder after -o"),
         (["-o", "models", "--compute", "packed"], "--compute packed: expected native or upcast"),
         (["-o", "models", "--input", "3x"], "input spec '3x', column 3"),
+        (["-o", "models", "--name", "../up"], "--name: '../up' cannot be a model's name"),
         (["-o", "models", "--max-batch-size", "-1"], "Invalid value for '--max-batch-size'"),
     ],
 )

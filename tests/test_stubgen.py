@@ -473,6 +473,8 @@ def test_the_command_names_the_class(tmp_path: Path) -> None:
         (["broken.pt", "-o", "a.pyi"], 1, "broken.pt: no TorchScript archive"),
         (["broken.pt", "-o", "a.txt"], 2, "ends in .pyi or .py"),
         (["broken.pt", "-o", "taken.pyi"], 2, "exists"),
+        (["broken.pt", "-o", "a.pyi", "--class", "a b"], 2, "--class 'a b': expected a name"),
+        (["broken.pt", "-o", "a.pyi", "--class", ""], 2, "--class '': expected a name"),
     ],
 )
 def test_the_command_refuses(

@@ -13,7 +13,7 @@ from amp_script.cli import output
 from amp_script.cli.inputs import choice, inputs_if_any, program_call
 from amp_script.cli.options import InputsTarget
 from amp_script.compute import Compute
-from amp_script.errors import AmpScriptError, UsageError
+from amp_script.errors import AmpScriptError, ExportError, UsageError
 from amp_script.frozen import FrozenModule
 
 PLANS: dict[str, Compute] = {"native": "native", "upcast": "upcast"}
@@ -78,6 +78,10 @@ def command(
     if repository.exists() and not repository.is_dir():
         raise UsageError(f"{repository} is a file: expected a folder after -o")
     name = file.stem if name is None else name
+    try:
+        triton.require_name(name)
+    except ExportError as error:
+        raise UsageError(f"--name: {error}") from error
     if (repository / name).exists() and not force:
         raise UsageError(
             f"{repository / name} exists: pass --force to replace it, or another --name"

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias, TypedDict
 
 import torch
 import typer
@@ -101,18 +100,16 @@ def command(
         model = targets.load_model(target).to(place)
         inputs, kwargs = moved(make_inputs(), place)
         checks = [moved(targets.load_inputs(text), place) for text in check_targets or []]
-    request = Request(
-        model=model,
-        inputs=inputs,
-        kwargs=kwargs,
-        checks=checks,
-        device_type=place.type,
-        dtype=region_dtype,
-        output_dtype=border,
-        keep_float32=keep_float32 or [],
-    )
+    options: Options = {
+        "example_kwargs": kwargs,
+        "device_type": place.type,
+        "dtype": region_dtype,
+        "output_dtype": border,
+        "keep_float32": keep_float32 or [],
+        "check_inputs": checks,
+    }
     try:
-        rows = list(write(request, file))
+        rows = list(write(Request(model, inputs, options), file))
     except SubmoduleError as error:
         raise UsageError(f"--keep-float32 {error.pattern}: {error.reason}") from error
     except VerificationError as error:
@@ -129,18 +126,23 @@ def command(
     )
 
 
-@dataclass(frozen=True)
-class Request:
-    """What was asked for, as :func:`amp_script.trace_and_freeze` calls it."""
+class Options(TypedDict):
+    """What :func:`amp_script.trace_and_freeze` and :func:`amp_script.export` both take."""
 
-    model: torch.nn.Module
-    inputs: ExampleInputs
-    kwargs: dict[str, object]
-    checks: list[ExampleInputs]
+    example_kwargs: dict[str, object]
     device_type: str
     dtype: torch.dtype | None
     output_dtype: torch.dtype | None
     keep_float32: Sequence[str]
+    check_inputs: Sequence[ExampleInputs]
+
+
+class Request(NamedTuple):
+    """What was asked for."""
+
+    model: torch.nn.Module
+    inputs: ExampleInputs
+    options: Options
 
 
 Rows: TypeAlias = "Iterator[tuple[str, str]]"
@@ -149,16 +151,7 @@ Rows: TypeAlias = "Iterator[tuple[str, str]]"
 def _torchscript(request: Request, file: Path) -> Rows:
     """Write a frozen TorchScript program, and tell what it is."""
     with output.step("tracing under autocast, freezing, comparing with eager autocast"):
-        frozen = amp_script.trace_and_freeze(
-            request.model,
-            request.inputs,
-            example_kwargs=request.kwargs,
-            device_type=request.device_type,
-            dtype=request.dtype,
-            output_dtype=request.output_dtype,
-            keep_float32=request.keep_float32,
-            check_inputs=request.checks,
-        )
+        frozen = amp_script.trace_and_freeze(request.model, request.inputs, **request.options)
     with output.step(f"writing {file}"):
         amp_script.save(frozen, file)
     yield from _summary(frozen)
@@ -167,22 +160,14 @@ def _torchscript(request: Request, file: Path) -> Rows:
 def _export(request: Request, file: Path) -> Rows:
     """Write an exported program, and tell what it is."""
     with output.step("exporting under autocast, comparing with eager autocast"):
-        program = amp_script.export(
-            request.model,
-            request.inputs,
-            example_kwargs=request.kwargs,
-            device_type=request.device_type,
-            dtype=request.dtype,
-            output_dtype=request.output_dtype,
-            keep_float32=request.keep_float32,
-            check_inputs=request.checks,
-        )
+        program = amp_script.export(request.model, request.inputs, **request.options)
     with output.step(f"writing {file}"):
         save_exported(program, file)
-    region = Region.resolve(request.device_type, request.dtype)
+    options = request.options
+    region = Region.resolve(options["device_type"], options["dtype"])
     yield "region", f"{_name(region.dtype)} on {region.device_type}, in the program"
-    if request.keep_float32:
-        yield "in float32", ", ".join(map(repr, request.keep_float32))
+    if options["keep_float32"]:
+        yield "in float32", ", ".join(map(repr, options["keep_float32"]))
     yield from _inputs(inputs_of(program))
     yield "verified", "equal to eager autocast to the bit"
 

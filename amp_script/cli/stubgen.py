@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from amp_script.artifact import read_program
 from amp_script.cli import output
 from amp_script.cli.files import require_free
 from amp_script.errors import UsageError
-from amp_script.stubgen import generate_stub
+from amp_script.stubgen import generate_stub, is_class_name
 
 _UNTELLING = frozenset({"", "Module", "PlaceholderModule", "ScriptModule"})
 """Names of classes that TorchScript makes itself."""
@@ -51,11 +50,13 @@ def command(
     require_free(file, force)
     if file.suffix not in (".py", ".pyi"):
         raise UsageError(f"{file}: expected a name that ends in .pyi or .py after -o")
+    if class_name is not None and not is_class_name(class_name):
+        raise UsageError(f"--class {class_name!r}: expected a name for a class, such as Encoder")
     with output.step(f"reading {model}"):
         module, metadata = read_program(model)
     text = generate_stub(
         module,
-        class_name or _class_name(module, model),
+        _class_name(module, model) if class_name is None else class_name,
         metadata=metadata,
         importable=file.suffix == ".py",
     )
@@ -65,8 +66,8 @@ def command(
 
 def _class_name(module: torch.jit.ScriptModule, path: Path) -> str:
     name = module.original_name
-    if name not in _UNTELLING and name.isidentifier() and not keyword.iskeyword(name):
+    if name not in _UNTELLING and is_class_name(name):
         return name
     words = "".join(char if char.isalnum() else " " for char in path.stem).split()
     camel = "".join(word[:1].upper() + word[1:] for word in words)
-    return camel if camel.isidentifier() else f"Model{camel}"
+    return camel if is_class_name(camel) else f"Model{camel}"

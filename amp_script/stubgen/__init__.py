@@ -12,7 +12,7 @@ from amp_script.metadata import InputSpec, Metadata
 from amp_script.stubgen.program import describe
 from amp_script.stubgen.rendering import render
 
-__all__ = ["generate_stub"]
+__all__ = ["generate_stub", "is_class_name"]
 
 
 def generate_stub(
@@ -47,7 +47,7 @@ def generate_stub(
             f"a stub needs a torch.jit.ScriptModule, and this is a {type(module).__name__}: "
             "compile it with amp_script.script or trace_and_freeze"
         )
-    if not class_name.isidentifier() or keyword.iskeyword(class_name):
+    if not is_class_name(class_name):
         raise StubsError(f"{class_name!r} is no name for a class: expected one such as 'Encoder'")
     if metadata is None and isinstance(module, FrozenModule):
         metadata = module.metadata
@@ -60,6 +60,11 @@ def generate_stub(
         inputs=() if metadata is None else [_line(spec) for spec in metadata.inputs],
         importable=importable,
     )
+
+
+def is_class_name(name: str) -> bool:
+    """Whether a class in Python may have the name."""
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _summary(metadata: Metadata) -> str:

@@ -537,8 +537,9 @@ def _warn(places: Sequence[HeldFast], *, sizes_vary: bool) -> None:
         ]
     if on_sizes:
         paragraphs += [
-            "the model computes in Python with the sizes of the example inputs; pass check_inputs "
-            "of other sizes to know whether the program holds for them:",
+            "the model computes in Python with the sizes of the example inputs; pass inputs of "
+            "other sizes as check_inputs, or on the command line with --check-inputs, to know "
+            "whether the program holds for them:",
             *on_sizes,
         ]
     if paragraphs:

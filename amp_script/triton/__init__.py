@@ -15,6 +15,6 @@ tensors one by one.
 """
 
 from .border import Port
-from .repository import write_repository
+from .repository import require_name, write_repository
 
-__all__ = ["Port", "write_repository"]
+__all__ = ["Port", "require_name", "write_repository"]

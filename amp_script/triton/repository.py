@@ -22,7 +22,7 @@ from amp_script.triton.border import Border, Port
 from amp_script.triton.config import KINDS, config
 from amp_script.verification import DISTANCE_IN_EPS, RUNS, ulp_difference
 
-__all__ = ["write_repository"]
+__all__ = ["require_name", "write_repository"]
 
 CONFIG: Final = "config.pbtxt"
 PROGRAM: Final = "1/model.pt"
@@ -64,7 +64,7 @@ def write_repository(
         OSError: the folder cannot be written to.
     """
     place = repository / name
-    _require_name(name)
+    require_name(name)
     _require_free(place, force)
     device = program.metadata.device
     if device not in KINDS:
@@ -91,7 +91,12 @@ def write_repository(
     return border.inputs, border.outputs
 
 
-def _require_name(name: str) -> None:
+def require_name(name: str) -> None:
+    """Refuse what no folder of a model may be called.
+
+    Raises:
+        ExportError: says what names there may be.
+    """
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise ExportError(
             f"{name!r} cannot be a model's name: expected letters, digits, '_', and inside also "
