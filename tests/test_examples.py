@@ -44,7 +44,8 @@ def test_scripted_blocks() -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 def test_training_in_two_processes() -> None:
     shown = _run(EXAMPLES / "train_scripted.py", "--steps", 3, "--processes", 2)
-    assert sorted(line[:9] for line in shown.splitlines()) == ["process 0", "process 1"]
+    told = [line[:9] for line in shown.splitlines() if not line.startswith("[Gloo]")]
+    assert sorted(told) == ["process 0", "process 1"]
     assert shown.count("equal eager autocast's to the bit") == 2
 
 

@@ -8,7 +8,7 @@ the file needs nothing but libtorch.
 when it sees a trace; here it does not.
 
 Private names used here, present in torch 2.6 to 2.15: ``torch._library.custom_ops.OPDEFS`` and of
-its values ``_init_fn``, ``_backend_fns`` and ``_autocast_dtype``, ``torch._ops.OpOverload``,
+its values ``_init_fn`` and ``_backend_fns``, ``torch._ops.OpOverload``,
 ``torch._ops.OpOverloadPacket``, ``torch.amp.autocast_mode._cast``.
 """
 
@@ -26,6 +26,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.amp.autocast_mode import _cast
 
 from amp_script.interception import replaced
+from amp_script.policy.registered_casts import registered_cast_dtype
 from amp_script.regions import Region
 from amp_script.tracer import is_recording
 
@@ -53,7 +54,7 @@ def _call(
         return original(operator, *args, **kwargs)
     bodies = definition._backend_fns
     body = bodies.get(device_type) or bodies.get(None) or definition._init_fn
-    cast_to = getattr(definition, "_autocast_dtype", {}).get(device_type)
+    cast_to = registered_cast_dtype(device_type, packet._qualified_op_name)
     if cast_to is None or not torch.is_autocast_enabled(device_type):
         return body(*args, **kwargs)
     with torch.autocast(device_type, enabled=False):
