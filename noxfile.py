@@ -13,8 +13,10 @@ older torch does not let be compared is skipped in the tests, with the reason.
 """
 
 from pathlib import Path
+from tempfile import gettempdir
 
 import nox
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -29,7 +31,10 @@ nox.options.error_on_missing_interpreters = True
 def tests(session: nox.Session, torch: str) -> None:
     """Run the tests on one version of torch and Python."""
     _install(session, torch)
-    session.run("pytest", *(session.posargs or ["-n", "auto"]), env={"OMP_NUM_THREADS": "1"})
+    # nox gives a session a TMPDIR of its own, too deep for the name of a socket, and inside a
+    # repository that ignores it.
+    environment = {"OMP_NUM_THREADS": "1", "TMPDIR": gettempdir()}
+    session.run("pytest", *(session.posargs or ["-n", "auto"]), env=environment)
 
 
 @nox.session(python=PYTHONS)
@@ -45,7 +50,8 @@ def _install(session: nox.Session, torch: str) -> None:
     session.install(f"torch=={torch}.*")
     freeze = ("python", "-m", "pip", "freeze", "--exclude-editable")
     came = str(session.run_install(*freeze, silent=True)).splitlines()
-    pinned = Path("constraints.txt").read_text().splitlines()
+    lines = Path("constraints.txt").read_text().splitlines()
+    pinned = [line for line in lines if not line.startswith("#")]
     others = [line for line in pinned if _name(line) not in map(_name, came)]
     constraints = Path(session.create_tmp()) / "constraints.txt"
     constraints.write_text("\n".join([*came, *others, ""]))
@@ -53,4 +59,4 @@ def _install(session: nox.Session, torch: str) -> None:
 
 
 def _name(requirement: str) -> str:
-    return canonicalize_name(requirement.partition("==")[0])
+    return canonicalize_name(Requirement(requirement).name)

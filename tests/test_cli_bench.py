@@ -189,7 +189,7 @@ def test_a_plot(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -
         (["--against", "recipe"], "--against recipe runs the model: name it with --model TARGET"),
         (["--input", "3x"], "input spec '3x', column 3"),
         (["--input", "3x8", "--input", "3x8"], "2 inputs by position: the file takes input"),
-        (["--plot", "times.xyz"], "--plot times.xyz: expected a name that ends in .avif, "),
+        (["--plot", "times.xyz"], "--plot times.xyz: expected a name that ends in ."),
         (["--plot", "no/times.png"], "no folder no to write times.png into"),
         (["--device", "toaster"], "--device toaster: this torch cannot use it"),
         (["--repeats", "0"], "Invalid value for '--repeats'"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from versions import loads_exported_programs
 
 import amp_script
 from amp_script.cli.app import run
@@ -235,6 +236,7 @@ def test_inputs_in_other_sizes_are_known_to_vary(
         assert not (folder / name).exists()
 
 
+@loads_exported_programs
 def test_the_export_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "sizes.py").write_text("import torch\ndef longer(): return torch.randn(5, 8)\n")
     options = ["--format", "export", "--check-inputs", "sizes.py:longer"]

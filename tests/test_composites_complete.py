@@ -74,6 +74,9 @@ UNOBSERVED = {
         "asks about a tensor or copies it"
     ),
     r".*_copy(\..*)?": "a view that copies",
+    r"(align_.*|refine_names|rename|.*\.(.*names.*|.*[dD]imname.*))": (
+        "dimensions by name, which torch up to 2.9 has: calls the overload for their numbers"
+    ),
     r"(glu_jvp|native_norm.*|linalg__powsum|divide\..*|xlogy\..*)": (
         "TorchScript programs call its siblings, which are seen"
     ),

@@ -32,6 +32,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["cmake", "--build", str(build)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        if "PyTorch: CUDA cannot be found" in done.stdout + done.stderr:
+            pytest.skip("CMake files of a torch that is built for CUDA ask for CUDA's own headers")
         assert done.returncode == 0, done.stdout + done.stderr
     return build / "run_program"
 

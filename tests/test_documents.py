@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from documents import PAGES, ROOT, Page, blocks_of
+from versions import loads_exported_programs
 
 from amp_script.cli import COMMANDS
 
@@ -27,6 +28,7 @@ def _pages() -> list[object]:
 
 
 @pytest.mark.parametrize("page", _pages())
+@loads_exported_programs
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     running = Page()

@@ -59,11 +59,16 @@ def test_a_model_for_triton(tmp_path: Path) -> None:
 def test_leaving_torchscript(tmp_path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     options = [] if compiler else ["--no-compiler"]
-    shown = _run(
-        EXAMPLES / "leaving_torchscript.py", *options, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
-    )
+    example = EXAMPLES / "leaving_torchscript.py"
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    if compiler and torch.__version__ < "2.10":
+        # Its layer norm and gelu round in other places, which docs/limits.md says.
+        with pytest.raises(AssertionError, match=r"AOTInductor +differs"):
+            _run(example, **environment)
+        options = ["--no-compiler"]
+    shown = _run(example, *options, **environment)
     ways = [line.split()[0] for line in shown.splitlines() if "equal to eager" in line]
-    assert ways == ["TorchScript", "torch.export", "AOTInductor"][: 3 if compiler else 2]
+    assert ways == ["TorchScript", "torch.export", "AOTInductor"][: 2 if options else 3]
 
 
 # --- batch inference ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from versions import exports_what_sets_attributes
+from versions import exports_what_sets_attributes, loads_exported_programs
 
 import amp_script
 from amp_script.errors import ArtifactError, ExportError, TracingError, VerificationError
@@ -98,8 +98,7 @@ def nothing_is_left_changed() -> Any:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:The tensor attributes? self._flat_weights:UserWarning")
-# torch.export.load of torch 2.9 reads constants so.
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
+@loads_exported_programs
 def test_the_program_is_eager_autocast_wherever_it_runs(
     case: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -13,7 +13,16 @@ needs_register_autocast = pytest.mark.skipif(
 )
 
 needs_newer_dynamo = pytest.mark.skipif(
-    torch.__version__ < "2.10", reason="Dynamo of this torch cannot trace what this test records with"
+    torch.__version__ < "2.10",
+    reason="Dynamo of this torch cannot trace what this test records with",
+)
+
+loads_exported_programs = pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable:UserWarning"  # torch.export.load of torch 2.9
+)
+
+is_built_for_a_gpu_that_is_not_here = (
+    torch.backends.cuda.is_built() and not torch.cuda.is_available()
 )
 
 
