@@ -328,6 +328,17 @@ def convolution(dims: int) -> Draw:
     return draw
 
 
+def transposed_convolution(r: random.Random) -> Arguments:
+    kind, groups = dtype(r), r.choice([1, 2])
+    batch = [r.choice([1, 2])] if r.random() < 0.7 else []
+    x = tensor(r, [*batch, 2, *(r.choice([1, 2, 3]) for _ in range(3))], kind)
+    weight = tensor(r, [2, 2 // groups, *(r.choice([1, 2, 3]) for _ in range(3))], kind)
+    bias = r.choice([None, tensor(r, [2], kind)])
+    stride, output_padding = r.choice([([1], [0]), ([2], [0]), ([2, 3, 2], [1, 0, 1])])
+    padding, dilation = r.choice([[0], [1, 0, 1]]), [r.choice([1, 1, 2])]
+    return x, weight, bias, stride, padding, output_padding, groups, dilation
+
+
 def interpolate(dims: int, *, aligned: bool) -> Draw:
     def draw(r: random.Random) -> Arguments:
         shape = [r.choice([1, 2]), r.choice([1, 2]), *(r.choice([2, 3, 4]) for _ in range(dims))]
@@ -580,6 +591,7 @@ ARGUMENTS: dict[str, Draw] = {
     "aten::conv1d.padding": convolution(1),
     "aten::conv2d.padding": convolution(2),
     "aten::conv3d.padding": convolution(3),
+    "aten::conv_transpose3d.input": transposed_convolution,
     "aten::conv_tbc.out": into(conv_tbc),
     "aten::convolution.out": into(convolved(False, [0], 1)),
     "aten::corrcoef": corrcoef,

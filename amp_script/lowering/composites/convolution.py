@@ -1,4 +1,4 @@
-"""Convolutions whose padding is given in words."""
+"""Convolutions whose padding is given in words, and one that not every device casts itself."""
 
 from __future__ import annotations
 
@@ -80,3 +80,35 @@ _NAMES = {"torch": torch, "padded_convolution": _padded_convolution}
 
 for _dims in (1, 2, 3):
     decomposes_text(f"aten::conv{_dims}d.padding", _CONVOLUTION.format(dims=_dims), _NAMES)
+
+
+@decomposes("aten::conv_transpose3d.input")
+def _conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    output_padding: list[int],
+    groups: int,
+    dilation: list[int],
+) -> Tensor:
+    # On MPS torch 2.6 casts inside it alone.
+    if input.is_complex():
+        return torch.conv_transpose3d(
+            input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    is_batched = input.dim() == 5
+    assert is_batched or input.dim() == 4, "Expected an input with or without a batch"
+    output = torch.convolution(
+        input if is_batched else input.unsqueeze(0),
+        weight,
+        bias,
+        stride,
+        padding,
+        dilation,
+        True,
+        output_padding,
+        groups,
+    )
+    return output if is_batched else output.squeeze(0)
