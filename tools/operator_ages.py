@@ -28,7 +28,7 @@ import torch
 
 from amp_script.compatibility import AGES_FILE, Argument, Release, arguments_of
 
-_SCHEMA = re.compile(rb"(?:\w+::)?\w+(?:\.\w+)?\([^\x00-\x08]*\) -> [^\x00]*")
+_SCHEMA = re.compile(rb"(?:\w+::)?\w+(?:\.\w+)?\([^\x00-\x08]*\) -> ?[^\x00]*")
 _LEFT_OUT = re.compile(r"(\.|_)out\d?$|_backward|^aten::_foreach|_copy$|_copy\.")
 """Operators that no program for inference holds."""
 
@@ -79,7 +79,7 @@ def _read(wheel: Path) -> tuple[Release, dict[str, set[Argument]]]:
 
 def _schemas(library: bytes) -> Iterator[str]:
     for piece in re.split(rb"\x00+", library):
-        if b") -> " in piece and _SCHEMA.fullmatch(piece.strip()):
+        if b") ->" in piece and _SCHEMA.fullmatch(piece.strip()):
             yield piece.strip().decode()
 
 
