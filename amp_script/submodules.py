@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -101,11 +101,12 @@ def forward_replaced(modules: Collection[nn.Module], stand_in: StandIn) -> Itera
         stand_in: what is called.
     """
     layers: list[_Layer] = _in_thread.__dict__.setdefault("layers", [])
-    layer = _Layer(frozenset(map(id, modules)), stand_in)
+    places = [_Place(module, _owner(module)) for module in modules]
+    layer = _Layer({id(vars(place.module)): place for place in places}, stand_in)
     with ExitStack() as stack:
-        for owner in dict.fromkeys(map(_owner, modules)):
+        for owner in dict.fromkeys(place.owner for place in places):
             replacement = (
-                partial(_of_class, owner) if isinstance(owner, type) else partial(_call, owner)
+                partial(_of_class, owner) if isinstance(owner, type) else partial(_of_module, owner)
             )
             stack.enter_context(replaced(owner, "forward", replacement))
         layers.append(layer)
@@ -113,11 +114,22 @@ def forward_replaced(modules: Collection[nn.Module], stand_in: StandIn) -> Itera
         yield
 
 
+class _Place(NamedTuple):
+    """A module, and where its ``forward`` is looked up: its class, or itself."""
+
+    module: nn.Module
+    owner: nn.Module | type[nn.Module]
+
+
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One block: the modules that it is about, by identity, and what it puts in their place."""
+    """One block: the modules that it is about, and what it puts in their place.
 
-    modules: Set[int]
+    The modules are known by the identity of their attributes: while torch.export runs a model with
+    a module that has two names, another object with the same attributes takes each one's place.
+    """
+
+    places: Mapping[int, _Place]
     stand_in: StandIn
 
 
@@ -126,27 +138,29 @@ _in_thread = threading.local()
 
 
 def _owner(module: nn.Module) -> nn.Module | type[nn.Module]:
-    """Where a module's ``forward`` is looked up: its class, or itself."""
     on_itself = "forward" in vars(module) or isinstance(module, torch.jit.ScriptModule)
     return module if on_itself else type(module)
 
 
 def _of_class(
-    owner: type, original: Forward, module: nn.Module, *args: object, **kwargs: object
+    owner: type[nn.Module], original: Forward, module: nn.Module, *args: object, **kwargs: object
 ) -> object:
     """Stand for ``owner.forward``."""
-    # A subclass that calls its parent's forward has had its turn.
-    if type(module) is not owner:
-        return original(module, *args, **kwargs)
-    return _call(module, partial(original, module), *args, **kwargs)
+    return _call(_Place(module, owner), partial(original, module), *args, **kwargs)
 
 
-def _call(module: nn.Module, original: Forward, *args: object, **kwargs: object) -> object:
+def _of_module(module: nn.Module, original: Forward, *args: object, **kwargs: object) -> object:
     """Stand for ``module.forward``."""
+    return _call(_Place(module, module), original, *args, **kwargs)
+
+
+def _call(called: _Place, original: Forward, *args: object, **kwargs: object) -> object:
     forward = original
     for layer in _in_thread.layers:
-        if id(module) in layer.modules:
-            forward = partial(_turn, layer.stand_in, module, forward)
+        place = layer.places.get(id(vars(called.module)))
+        # A subclass that calls its parent's forward has had its turn.
+        if place is not None and place.owner is called.owner:
+            forward = partial(_turn, layer.stand_in, place.module, forward)
     return forward(*args, **kwargs)
 
 

@@ -160,6 +160,45 @@ def test_float32_at_the_border_and_inside() -> None:
     _assert_same(kept.module()(X).detach(), expected)
 
 
+class _Twice(nn.Linear):
+    """Has a parent whose ``forward`` it calls."""
+
+    def forward(self, input):
+        return super().forward(super().forward(input))
+
+
+class Shared(nn.Module):
+    """Submodules with several names, of which torch.export runs stand-ins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = nn.Linear(8, 8)
+        self.twice = self.again = _Twice(8, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), self.twice)
+        self.wrapped = nn.ModuleList([self.block])
+        self.own = nn.Linear(8, 8)
+        forward = self.own.forward
+        self.own.forward = lambda input: forward(input) + 1  # type: ignore[method-assign]  # as some libraries do
+
+    def forward(self, x):
+        hidden = self.twice(self.other(self.one(x)))
+        return hidden, self.wrapped[0](hidden), self.again.forward(hidden), self.own(x)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["one", "other", "twice", "again", "block", "wrapped.0.1", "own", "", "*"]
+)
+def test_submodules_with_several_names_stay_in_float32(pattern: str) -> None:
+    model = Shared().eval()
+    program = amp_script.export(model, X, keep_float32=[pattern])
+    with amp_script.keep_float32(model, pattern):
+        expected = _eager(model, (X,), {}, torch.bfloat16)
+    with torch.no_grad():
+        _assert_same(program.module()(X), expected)
+    traced = amp_script.trace_and_freeze(model, X, compute="native", keep_float32=[pattern])
+    _assert_same(traced(X), expected)
+
+
 def test_an_inference_kernel_that_is_not_recorded_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

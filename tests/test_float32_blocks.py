@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_script
 from amp_script.errors import SubmoduleError, VerificationError
+from amp_script.submodules import forward_replaced
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -230,6 +231,20 @@ def test_however_a_submodule_is_called(pattern: str, in_float32: set[str]) -> No
     assert {name for name, t in want.items() if t.dtype == torch.float32} >= in_float32
     assert frozen.metadata.verification is not None
     assert frozen.metadata.verification.bit_equal
+
+
+def test_a_forward_of_its_own_that_calls_that_of_the_class_has_one_turn() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    vars(model[0])["forward"] = lambda x: nn.Linear.forward(model[0], x)
+    turns: list[nn.Module] = []
+
+    def note(module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        turns.append(module)
+        return forward(*args, **kwargs)
+
+    with forward_replaced(list(model), note):
+        model(X)
+    assert turns == [*model]
 
 
 @dataclass
