@@ -147,7 +147,7 @@ def _exported(
             result = forward(*args, **kwargs)
         # torch.export puts a check of the dtype before each `to`, and takes some operators' for
         # another than they have in a region.
-        return result if output_dtype is None else map_tensors(result, at_border)
+        return result if output_dtype is None else map_tensors(result, at_border, "output")
 
     # An input that is passed twice is two inputs to whoever calls the program.
     args, kwargs = call.arguments(call.fresh())

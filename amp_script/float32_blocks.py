@@ -124,8 +124,9 @@ class Float32Blocks:
         ) -> Any:
             ran.add(module)
             with _autocast_off():
-                values: Any = map_tensors((args, kwargs), _in_float32)
-                return forward(*values[0], **values[1])
+                positional: Any = map_tensors(args, _in_float32, "args")
+                named: Any = map_tensors(kwargs, _in_float32, "kwargs")
+                return forward(*positional, **named)
 
         kept = {module for modules in self.modules.values() for module in modules}
         with forward_replaced(kept, run):

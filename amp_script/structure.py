@@ -21,10 +21,12 @@ import keyword
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import GenericAlias
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
+from torch import nn
 
 from amp_script.errors import StructureError, TracingError
 
@@ -130,19 +132,26 @@ def flatten(value: object, path: str) -> tuple[list[torch.Tensor], Structure]:
         The tensors in order, and the structure that they were in.
 
     Raises:
-        StructureError: a part is something else; the error names its path and type.
+        StructureError: a part is something else, contains itself or is nested too deep; the error
+            names its path and type.
     """
+    return _flatten(value, path, ())
+
+
+def _flatten(
+    value: object, path: str, around: tuple[object, ...]
+) -> tuple[list[torch.Tensor], Structure]:
     if isinstance(value, torch.Tensor):
         return [value], TensorLeaf(path)
     if value is None or isinstance(value, (bool, int, float, str)):
         return [], Constant(path, value)
-    opened = _open(value)
+    opened = _open(value, path, around)
     if opened is None:
         raise StructureError(path, type(value))
     tensors: list[torch.Tensor] = []
     parts: list[Structure] = []
     for inside, item in opened.named_parts(path):
-        found, structure = flatten(item, inside)
+        found, structure = _flatten(item, inside, (*around, value))
         tensors += found
         parts.append(structure)
     container = Container(
@@ -152,7 +161,11 @@ def flatten(value: object, path: str) -> tuple[list[torch.Tensor], Structure]:
 
 
 def unflatten(structure: Structure, tensors: Iterator[object]) -> object:
-    """Put a value like the example together, taking the tensors in order from ``tensors``."""
+    """Put a value like the example together, taking the tensors in order from ``tensors``.
+
+    Raises:
+        StructureError: there is an object of which no copy with other tensors can be made.
+    """
     if isinstance(structure, (TensorLeaf, Number)):
         return next(tensors)
     if isinstance(structure, Constant):
@@ -180,22 +193,58 @@ def named_leaves(name: str, value: object) -> list[tuple[str, object]]:
 
 
 def tensors_in(value: object, path: str) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of any value with their paths; what :func:`flatten` refuses holds none."""
+    """The tensors of any value with their paths; what no structure can have in it holds none.
+
+    Raises:
+        StructureError: a part is nested too deep.
+    """
+    return _tensors_in(value, path, ())
+
+
+def _tensors_in(
+    value: object, path: str, around: tuple[object, ...]
+) -> list[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         return [(path, value)]
-    opened = _open(value, any_keys=True)
+    if _is_one_of(value, around):
+        return []
+    opened = _open(value, path, around, any_keys=True)
     parts = [] if opened is None else opened.named_parts(path)
-    return [found for inside, item in parts for found in tensors_in(item, inside)]
+    return [
+        found for inside, item in parts for found in _tensors_in(item, inside, (*around, value))
+    ]
 
 
-def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    """A value with its tensors changed; what holds none that changes is the same object still."""
+def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor], path: str) -> object:
+    """A value with its tensors changed; what holds none that changes is the same object still.
+
+    Args:
+        value: any value; only what a structure can have in it is looked into.
+        change: given a tensor, returns the one in its place.
+        path: the value's name.
+
+    Raises:
+        StructureError: a part contains itself, is nested too deep, or is an object of which no copy
+            with other tensors can be made.
+    """
+    return _map_tensors(value, change, path, ())
+
+
+def _map_tensors(
+    value: object,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    path: str,
+    around: tuple[object, ...],
+) -> object:
     if isinstance(value, torch.Tensor):
         return change(value)
-    opened = _open(value, any_keys=True)
+    opened = _open(value, path, around, any_keys=True)
     if opened is None:
         return value
-    parts = [map_tensors(part, change) for part in opened.values]
+    parts = [
+        _map_tensors(item, change, inside, (*around, value))
+        for inside, item in opened.named_parts(path)
+    ]
     kept = all(new is old for new, old in zip(parts, opened.values, strict=True))
     return value if kept else opened.rebuild(parts)
 
@@ -305,12 +354,56 @@ class _Rule(NamedTuple):
     open: Callable[[object], _Opened | None]
 
 
-def _open(value: object, *, any_keys: bool = False) -> _Opened | None:
-    """Take a container apart, one level; a mapping whose keys are no strings only on demand."""
+def _open(
+    value: object, path: str, around: tuple[object, ...], *, any_keys: bool = False
+) -> _Opened | None:
+    """Take a container apart, one level; None if it is none.
+
+    Args:
+        value: any value.
+        path: its name.
+        around: the containers that it is in.
+        any_keys: whether a mapping may have keys that are no strings.
+
+    Raises:
+        StructureError: it contains itself, or is nested too deep.
+    """
     opened = next((rule.open(value) for rule in _RULES if rule.matches(value)), None)
     if opened is None and any_keys and isinstance(value, Mapping):
-        return _open_any_mapping(value)
-    return opened
+        opened = _open_any_mapping(value)
+    if opened is None:
+        return None
+    if _is_one_of(value, around):
+        raise StructureError(path, type(value), "it contains itself, which no program can take")
+    if len(around) == _DEEPEST:
+        raise StructureError(path, type(value), f"it is nested more than {_DEEPEST} levels deep")
+    return opened._replace(rebuild=partial(_rebuilt, path, type(value), opened.rebuild))
+
+
+_DEEPEST: Final = 100
+"""How many containers may be around one: fewer than Python and TorchScript can call into each other
+for."""
+
+
+def _is_one_of(value: object, containers: tuple[object, ...]) -> bool:
+    return any(value is container for container in containers)
+
+
+def _rebuilt(
+    path: str,
+    kind: type,
+    rebuild: Callable[[Sequence[object]], object],
+    parts: Sequence[object],
+) -> object:
+    try:
+        return rebuild(parts)
+    except Exception as error:  # of a class of the user's
+        raise StructureError(
+            path,
+            kind,
+            f"no copy of it with other tensors can be made ({type(error).__name__}: {error}); "
+            "pass a dict, list, tuple or dataclass",
+        ) from error
 
 
 def _open_named_tuple(value: object) -> _Opened | None:
@@ -332,7 +425,13 @@ def _open_tuple(value: object) -> _Opened | None:
 
 def _open_list(value: object) -> _Opened | None:
     assert isinstance(value, list)
-    return _Opened("list", tuple(range(len(value))), value, type(value))
+
+    def rebuild(parts: Sequence[object]) -> object:
+        changed = copy.copy(value)
+        changed[:] = parts
+        return changed
+
+    return _Opened("list", tuple(range(len(value))), value, rebuild)
 
 
 def _open_mapping(value: object) -> _Opened | None:
@@ -342,14 +441,25 @@ def _open_mapping(value: object) -> _Opened | None:
 
 def _open_any_mapping(value: Mapping[Any, object]) -> _Opened:
     keys = tuple(value)
+    values = [value[key] for key in keys]
 
     def rebuild(parts: Sequence[object]) -> object:
-        changed = copy.copy(value)
+        changed = _copy_of_mapping(value, values)
         for key, part in zip(keys, parts, strict=True):
-            changed[key] = part  # type: ignore[index]  # a Mapping that a model takes is mutable
+            changed[key] = part
         return changed
 
-    return _Opened("mapping", keys, [value[key] for key in keys], rebuild)
+    return _Opened("mapping", keys, values, rebuild)
+
+
+def _copy_of_mapping(value: Mapping[Any, object], items: Sequence[object]) -> Any:
+    """A copy whose items can be set without those of the original."""
+    if isinstance(value, dict) or hasattr(value, "__copy__"):
+        return copy.copy(value)
+    # Only its class knows in which attribute it keeps the items.
+    held = getattr(value, "__dict__", {}).values()
+    shared = [*items, *(one for one in held if isinstance(one, (torch.Tensor, nn.Module)))]
+    return copy.deepcopy(value, {id(one): one for one in shared})
 
 
 def _open_dataclass(value: object) -> _Opened | None:
@@ -416,6 +526,7 @@ def forward_source(
 class _Writer:
     def __init__(self) -> None:
         self.types: dict[str, Any] = {}
+        self.known: dict[int, _Type] = {}
         self.lines: list[str] = []
         self.flat: list[str] = []
 
@@ -521,6 +632,13 @@ class _Writer:
         return "namedtuple"
 
     def type_of(self, structure: Structure) -> _Type:
+        """The type, which is made up once: those around it ask for it many times."""
+        found = self.known.get(id(structure))
+        if found is None:
+            found = self.known[id(structure)] = self.new_type_of(structure)
+        return found
+
+    def new_type_of(self, structure: Structure) -> _Type:
         if isinstance(structure, TensorLeaf):
             return _Type("Tensor", torch.Tensor)
         if isinstance(structure, Number):

@@ -15,7 +15,7 @@ from torch import nn
 import amp_script
 from amp_script.accuracy import Advice, Difference, LayerCall, LayerReport, compare_layers
 from amp_script.accuracy.difference import difference
-from amp_script.errors import ComparisonError, SubmoduleError, TracingError
+from amp_script.errors import ComparisonError, StructureError, SubmoduleError, TracingError
 
 HALVES = (torch.bfloat16, torch.float16)
 X = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
@@ -533,6 +533,34 @@ class Fails(nn.Module):
 def test_what_cannot_be_compared_is_refused(model: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         compare_layers(model, X)
+
+
+class Around(nn.Module):
+    """Passes on a dictionary that contains itself."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        found: dict[str, Any] = {"x": x * 2}
+        found["self"] = found
+        return found
+
+
+class Inside(nn.Module):
+    def __init__(self, depth: int = 1) -> None:
+        super().__init__()
+        self.around, self.layer, self.depth = Around(), nn.Linear(8, 8), depth
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y: Any = self.layer(self.around(x)["x"])
+        for _ in range(self.depth):
+            y = [y]
+        return y
+
+
+def test_containers_that_contain_themselves_or_are_nested_too_deep() -> None:
+    report = compare_layers(Inside().eval(), X)
+    assert [call.name for call in report.calls] == ["", "around", "layer"]
+    with pytest.raises(StructureError, match="nested more than 100 levels deep"):
+        compare_layers(Inside(1200).eval(), X)
 
 
 def test_patterns_are_refused_as_in_freezing() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import OrderedDict, UserDict
+import threading
+from collections import ChainMap, OrderedDict, UserDict, defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +17,7 @@ from torch import nn
 
 import amp_script
 from amp_script.errors import InputError, StructureError, TracingError
-from amp_script.structure import flatten, named_leaves, unflatten
+from amp_script.structure import flatten, map_tensors, named_leaves, unflatten
 
 
 class Pair(NamedTuple):
@@ -181,6 +184,159 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     assert isinstance(rebuilt, dict)
     assert isinstance(rebuilt["b"], Pair)
     assert isinstance(rebuilt["c"], Batch)
+
+
+class Store(MutableMapping[str, Any]):
+    """Keeps its items in an attribute, and holds other things."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_of_mine = {"items": dict(items)}
+        self.layer = nn.Linear(2, 2)
+        self.scale = (self.layer.weight * 2).sum()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_of_mine["items"][key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_of_mine["items"][key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_of_mine["items"][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_of_mine["items"])
+
+    def __len__(self) -> int:
+        return len(self.items_of_mine["items"])
+
+
+class Tagged(list[Any]):
+    """A list that holds another thing."""
+
+    def __init__(self, tag: object, items: list[Any]) -> None:
+        super().__init__(items)
+        self.tag = tag
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    a: torch.Tensor
+    tag: object = None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        dict,
+        OrderedDict,
+        lambda **items: defaultdict(list, items),
+        UserDict,
+        lambda **items: ChainMap({}, items),
+        Store,
+        Fixed,
+        lambda a: Tagged(object(), [a]),
+    ],
+)
+def test_a_container_with_other_tensors_leaves_the_callers_as_it_is(
+    make: Callable[..., Any],
+) -> None:
+    tensor = rand()
+    value = make(a=tensor)
+    changed: Any = map_tensors(value, torch.neg, "value")
+    assert type(changed) is type(value)
+    for kept, expected in ((value, tensor), (changed, -tensor)):
+        assert torch.equal(flatten(kept, "value")[0][0], expected)
+    assert flatten(value, "value")[0][0] is tensor
+    for name in ("tag", "layer", "scale", "default_factory"):
+        assert getattr(changed, name, None) is getattr(value, name, None)
+
+
+def test_nothing_that_runs_a_model_changes_the_callers_mapping() -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, batch: Store) -> torch.Tensor:
+            result: torch.Tensor = self.layer(batch["a"])
+            return result
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.layer = Kept(), nn.Linear(4, 4)
+
+        def forward(self, batch: Store) -> Any:
+            lower = Store(a=self.layer(batch["a"]))
+            return self.kept(lower), lower["a"]
+
+    model, tensor = Outer().eval(), rand()
+    batch = Store(a=tensor)
+    frozen = amp_script.trace_and_freeze(model, (batch,), compute="native", keep_float32=["kept"])
+    amp_script.compare_layers(model, (batch,))
+    assert batch["a"] is tensor
+    with amp_script.keep_float32(model, "kept"):
+        want = eager(model, (batch,), {})
+    assert want[1].dtype is torch.bfloat16
+    assert_same(frozen({"a": tensor}), want)
+
+
+class Locked(Store):
+    """Cannot be copied."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("make", [Locked, lambda **items: MappingProxyType(items)])
+def test_an_object_of_which_no_copy_can_be_made_is_refused(make: Callable[..., Any]) -> None:
+    def model(batch: Any) -> torch.Tensor:
+        result: torch.Tensor = batch["a"] @ batch["a"].t()
+        return result
+
+    with pytest.raises(StructureError, match=r"^batch is a .*: no copy of it .*TypeError.*pass a"):
+        amp_script.trace_and_freeze(model, (make(a=rand()),))
+    x = rand()
+    frozen = amp_script.trace_and_freeze(lambda x: make(a=x @ x.t()), x, compute="native")
+    assert_same(frozen(x), eager(lambda x: {"a": x @ x.t()}, (x,), {}))
+
+
+def test_what_contains_itself_or_is_nested_too_deep_is_refused() -> None:
+    around_itself: list[Any] = [rand()]
+    around_itself.append({"a": around_itself})
+    deep: Any = rand()
+    for _ in range(1200):
+        deep = [deep]
+    for value, message in (
+        (around_itself, r"^(value|output)\[1\]\['a'\] is a builtins.list: it contains itself"),
+        (deep, "more than 100 levels deep"),
+    ):
+        with pytest.raises(StructureError, match=message):
+            amp_script.trace_and_freeze(lambda x, value: x, (rand(), value))
+        with pytest.raises(StructureError, match=message):
+            amp_script.trace_and_freeze(lambda x: value, rand())  # noqa: B023  # called here
+        with pytest.raises(StructureError, match=message):
+            map_tensors(value, torch.neg, "value")
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict"])
+def test_nesting_that_is_not_too_deep(kind: str) -> None:
+    wrap: Callable[[Any], Any] = {
+        "tuple": lambda x: (x, 1),
+        "list": lambda x: [x],
+        "dict": lambda x: {"a": x},
+    }[kind]
+
+    def model(x: torch.Tensor) -> Any:
+        result: Any = x @ x.t()
+        for _ in range(100):
+            result = wrap(result)
+        return result
+
+    x = rand()
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    assert_same(frozen(x), eager(model, (x,), {}))
 
 
 def test_empty_containers_keep_their_kind() -> None:

@@ -354,7 +354,7 @@ class _InFloat32(_Observer):
         shared = dict(self._whole)
         results = (tensor for _, tensor in tensors_in(given, "") if not tensor.is_leaf)
         shared.update((id(tensor), tensor.detach().clone()) for tensor in results)
-        return map_tensors(copy.deepcopy(given, shared), change), exact
+        return map_tensors(copy.deepcopy(given, shared), change, "inputs"), exact
 
     def _run_again(
         self,
