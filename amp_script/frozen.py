@@ -406,7 +406,7 @@ class _GuardedMethod:
         given = self._bind(args, kwargs)
         if self._specs:
             self._check(given)
-        arguments = [to_script(given[name], kind) for name, kind in self._types.items()]
+        arguments = [to_script(given[name], kind, name) for name, kind in self._types.items()]
         with shield():
             if self._program is None or torch._C._get_tracing_state() is not None:
                 return from_script(self._storable()(*arguments))

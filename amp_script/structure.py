@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import keyword
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import GenericAlias
@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from amp_script.errors import StructureError, TracingError
+from amp_script.errors import InputError, StructureError, TracingError
 
 __all__ = [
     "MAPPING_PREFIX",
@@ -73,11 +73,32 @@ class Constant:
 
     Attributes:
         path: the value's place.
-        value: None, or an int, float, bool or str.
+        value: None, or an int, float, bool or str, or of a class derived from one, such as an
+            enumeration's.
     """
 
     path: str
     value: object
+
+    @property
+    def plain(self) -> Any:
+        """The value as TorchScript has it: None, or of one of these very types."""
+        return _plain(self.value)
+
+
+def _plain(value: object) -> object:
+    """A number or string without the class that it may have of its own; all else as it is."""
+    # Of the base class: an enumeration makes something else of its text.
+    match value:
+        case bool():
+            return value
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case str():
+            return str.__str__(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -100,7 +121,8 @@ class Container:
     Attributes:
         path: the container's place.
         kind: what it is in TorchScript, before any change that TorchScript's types force.
-        name: the Python type's name.
+        type: the Python type.
+        name: its name.
         keys: names or numbers of the parts.
         parts: structures of the parts.
         rebuild: makes a container like the example from new parts.
@@ -108,6 +130,7 @@ class Container:
 
     path: str
     kind: Kind
+    type: type = field(compare=False, repr=False)
     name: str
     keys: tuple[Key, ...]
     parts: tuple[Structure, ...]
@@ -154,8 +177,9 @@ def _flatten(
         found, structure = _flatten(item, inside, (*around, value))
         tensors += found
         parts.append(structure)
+    kind = type(value)
     container = Container(
-        path, opened.kind, type(value).__name__, opened.keys, tuple(parts), opened.rebuild
+        path, opened.kind, kind, kind.__name__, opened.keys, tuple(parts), opened.rebuild
     )
     return tensors, container
 
@@ -183,11 +207,11 @@ def leaves(structure: Structure) -> Iterator[TensorLeaf | Number | Constant]:
 
 
 def named_leaves(name: str, value: object) -> list[tuple[str, object]]:
-    """A value's tensors and constants, each with its path."""
+    """A value's tensors and constants, each with its path, constants as TorchScript has them."""
     tensors, structure = flatten(value, name)
     remaining = iter(tensors)
     return [
-        (leaf.path, leaf.value if isinstance(leaf, Constant) else next(remaining))
+        (leaf.path, leaf.plain if isinstance(leaf, Constant) else next(remaining))
         for leaf in leaves(structure)
     ]
 
@@ -257,7 +281,7 @@ def reconcile(eager: Structure, traced: Structure) -> Structure:
     """
     if isinstance(eager, Constant) and isinstance(traced, TensorLeaf):
         if isinstance(eager.value, (int, float)):
-            return Number(traced.path, type(eager.value))
+            return Number(traced.path, type(eager.plain))
     elif isinstance(eager, Container) and isinstance(traced, Container):
         if (eager.kind, eager.keys) == (traced.kind, traced.keys):
             parts = tuple(map(reconcile, eager.parts, traced.parts))
@@ -272,42 +296,56 @@ def reconcile(eager: Structure, traced: Structure) -> Structure:
 
 def _described(structure: Structure) -> str:
     if isinstance(structure, Container):
-        return f"a {structure.name} with {', '.join(map(repr, structure.keys)) or 'nothing'}"
+        return f"a {structure.name} with {_listed(structure.keys)}"
     return "a tensor" if isinstance(structure, TensorLeaf) else repr(structure)
 
 
-def to_script(value: object, argument: JitType) -> object:
+def _listed(keys: Iterable[object]) -> str:
+    return ", ".join(map(repr, keys)) or "nothing"
+
+
+def to_script(value: object, argument: JitType, path: str) -> object:
     """Turn mappings and objects into what a frozen program's argument takes.
 
     Args:
         value: as the model takes it. What does not fit stays as it is, for TorchScript to refuse.
         argument: the argument's TorchScript type.
+        path: the argument's name.
+
+    Raises:
+        InputError: a mapping has other keys, or a tuple another length; names them.
     """
     kind = argument.kind()
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if kind == "DictType" and isinstance(value, Mapping):
         inner = argument.getValueType()
-        return {key: to_script(part, inner) for key, part in value.items()}
+        return {key: to_script(part, inner, f"{path}[{key!r}]") for key, part in value.items()}
     if kind == "ListType" and isinstance(value, list):
         inner = argument.getElementType()
-        return [to_script(part, inner) for part in value]
+        return [to_script(part, inner, f"{path}[{i}]") for i, part in enumerate(value)]
     if kind == "TupleType":
         types = argument.elements()
-        if isinstance(value, Mapping):
-            names = _names_of(argument)
-            if value.keys() != set(names):
-                return value
-            value = [value[name] for name in names]
-        if isinstance(value, (tuple, list)) and len(value) == len(types):
-            return tuple(map(to_script, value, types))
+        if isinstance(value, Mapping) and (names := _names_of(argument)):
+            given = {_plain(key): part for key, part in value.items()}
+            if given.keys() != set(names):
+                raise InputError(f"{path}: expected keys {_listed(names)}, given {_listed(given)}")
+            paths = [f"{path}[{name!r}]" for name in names]
+            return tuple(map(to_script, (given[name] for name in names), types, paths))
+        if isinstance(value, (tuple, list)):
+            if len(value) != len(types):
+                raise InputError(f"{path}: expected {len(types)} entries, given {len(value)}")
+            paths = [f"{path}[{index}]" for index in range(len(types))]
+            return tuple(map(to_script, value, types, paths))
     return value
 
 
 def _names_of(argument: JitType) -> list[str]:
-    """Field names of a named tuple's type, which only its text tells."""
-    text = argument.str().partition("(")[2]
+    """Field names of a named tuple's type, which only its text tells; none for a tuple's."""
+    kind, _, text = argument.str().partition("(")
     names: list[str] = []
+    if not kind:
+        return names
     for inner in argument.elements():
         name, _, text = text.partition(" : ")
         names.append(name)
@@ -442,6 +480,7 @@ def _open_mapping(value: object) -> _Opened | None:
 def _open_any_mapping(value: Mapping[Any, object]) -> _Opened:
     keys = tuple(value)
     values = [value[key] for key in keys]
+    names: tuple[Any, ...] = tuple(map(_plain, keys))
 
     def rebuild(parts: Sequence[object]) -> object:
         changed = _copy_of_mapping(value, values)
@@ -449,7 +488,7 @@ def _open_any_mapping(value: Mapping[Any, object]) -> _Opened:
             changed[key] = part
         return changed
 
-    return _Opened("mapping", keys, values, rebuild)
+    return _Opened("mapping", names, values, rebuild)
 
 
 def _copy_of_mapping(value: Mapping[Any, object], items: Sequence[object]) -> Any:
@@ -561,7 +600,7 @@ class _Writer:
         for name, structure in reversed(list(parameters.items())):
             text = f"{name}: {self.type_of(structure).text}"
             may_default = may_default and isinstance(structure, Constant)
-            if name in _TAKEN or not name.isidentifier() or keyword.iskeyword(name):
+            if name in _TAKEN or not _is_identifier(name):
                 raise TracingError(
                     f"a program's argument cannot be called {name!r}; give it another name in the "
                     "model, or wrap the model in a function"
@@ -575,23 +614,25 @@ class _Writer:
         if isinstance(structure, (TensorLeaf, Number)):
             self.flat.append(expression)
         elif isinstance(structure, Constant):
-            differs = "is not None" if structure.value is None else f"!= {_literal(structure)}"
-            if structure.value != structure.value:
+            differs = "is not None" if structure.plain is None else f"!= {_literal(structure)}"
+            if structure.plain != structure.plain:
                 # A NaN equals nothing, and TorchScript takes any value to equal itself.
                 expression, differs = f"str({expression})", "!= 'nan'"
             message = f"{structure.path} was {structure.value!r} when the program was traced"
-            self.lines.append(f"if {expression} {differs}:")
-            self.lines.append(f"    raise ValueError({message!r})")
+            self.refuse_if(f"{expression} {differs}", message)
         else:
             kind = self.kind_of(structure)
             if kind in ("list", "mapping"):
                 message = f"{structure.path} had {len(structure.keys)} entries when traced"
-                self.lines.append(f"if len({expression}) != {len(structure.keys)}:")
-                self.lines.append(f"    raise ValueError({message!r})")
-            for key, part in zip(structure.keys, structure.parts, strict=True):
-                by_name = kind == "namedtuple"
-                inside = f"{expression}.{key}" if by_name else f"{expression}[{key!r}]"
-                self.unpack(part, inside)
+                # An argument may be called `len`.
+                length = f"torch.ops.aten.len({expression})"
+                self.refuse_if(f"{length} != {len(structure.keys)}", message)
+            keys = _keys_of(structure) if kind == "mapping" else range(len(structure.keys))
+            for key, part in zip(keys, structure.parts, strict=True):
+                self.unpack(part, f"{expression}[{key}]")
+
+    def refuse_if(self, condition: str, message: str) -> None:
+        self.lines += [f"if {condition}:", f"    raise ValueError({_quoted(message)})"]
 
     def pack(self, structure: Structure, outputs: Iterator[str]) -> str:
         if isinstance(structure, TensorLeaf):
@@ -608,8 +649,8 @@ class _Writer:
         if kind == "list":
             return f"[{', '.join(parts)}]"
         if kind == "mapping":
-            items = zip(structure.keys, parts, strict=True)
-            return "{" + ", ".join(f"{key!r}: {part}" for key, part in items) + "}"
+            items = zip(_keys_of(structure), parts, strict=True)
+            return "{" + ", ".join(f"{key}: {part}" for key, part in items) + "}"
         if kind == "tuple":
             return "(" + "".join(f"{part}, " for part in parts) + ")"
         return f"{self.named_type(structure).text}({', '.join(parts)})"
@@ -620,16 +661,7 @@ class _Writer:
             return structure.kind
         if len({self.type_of(part).text for part in structure.parts}) <= 1:
             return structure.kind
-        if structure.kind == "list":
-            return "tuple"
-        for key in structure.keys:
-            if not str(key).isidentifier() or keyword.iskeyword(str(key)):
-                raise StructureError(
-                    f"{structure.path}[{key!r}]",
-                    dict,
-                    "a mapping whose values differ in type needs keys that are identifiers",
-                )
-        return "namedtuple"
+        return "tuple" if structure.kind == "list" else "namedtuple"
 
     def type_of(self, structure: Structure) -> _Type:
         """The type, which is made up once: those around it ask for it many times."""
@@ -644,9 +676,9 @@ class _Writer:
         if isinstance(structure, Number):
             return _Type(structure.kind.__name__, structure.kind)
         if isinstance(structure, Constant):
-            if structure.value is None:
+            if structure.plain is None:
                 return _Type("Optional[Tensor]", torch.Tensor | None)
-            return _Type(type(structure.value).__name__, type(structure.value))
+            return _Type(type(structure.plain).__name__, type(structure.plain))
         kind = self.kind_of(structure)
         if kind == "namedtuple":
             return self.named_type(structure)
@@ -662,6 +694,15 @@ class _Writer:
         return _Type(f"Tuple[{text}]", GenericAlias(tuple, tuple(part.python for part in parts)))
 
     def named_type(self, structure: Container) -> _Type:
+        for key in map(str, structure.keys):
+            if not _is_identifier(key) or key.startswith("_"):
+                raise StructureError(
+                    structure.path,
+                    structure.type,
+                    f"TorchScript takes no field called {key!r}, and a mapping whose values differ "
+                    "in type has its keys for fields; expected an ASCII identifier that does not "
+                    "begin with an underscore",
+                )
         fields = [
             (str(key), self.type_of(part))
             for key, part in zip(structure.keys, structure.parts, strict=True)
@@ -685,17 +726,61 @@ class _Type(NamedTuple):
 
 _NAMES: Final[Mapping[str, object]] = {"torch": torch, "ValueError": ValueError, "float": float}
 
-_TAKEN: Final = frozenset({"self", "outputs_", *_NAMES})
-"""Names in a generated method that an argument would hide."""
+_TAKEN: Final = frozenset(
+    {
+        "self",
+        "outputs_",
+        *_NAMES,
+        # What TorchScript calls by name in a file or, for a condition, itself.
+        *("annotate", "bool", "int", "isinstance", "print", "range", "str"),
+        # What TorchScript gives another name in a file.
+        *("CONSTANTS", "_", "__torch__", "aten", "attribute", "fork", "getattr", "inf", "infj"),
+        *("nan", "nanj", "ops", "unchecked_cast", "uninitialized"),
+    }
+)
+"""Names that an argument would hide, or not keep."""
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether TorchScript reads a name as one; that it takes letters of ASCII alone is its own."""
+    words = ("Ellipsis", "NoneType")
+    return (
+        name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name not in words
+    )
 
 
 def _literal(constant: Constant) -> str:
-    value = constant.value
+    value = constant.plain
+    if isinstance(value, str):
+        return _quoted(value, constant.path)
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise StructureError(constant.path, int, "expected one of at most 64 bits")
     return repr(value)
+
+
+def _keys_of(mapping: Container) -> list[str]:
+    """The keys of a mapping, written."""
+    return [_quoted(str(key), f"{mapping.path}[{key!r}]") for key in mapping.keys]
+
+
+def _quoted(text: str, path: str = "") -> str:
+    """Text as TorchScript reads it: it knows bytes in octal, and neither \\x nor \\u.
+
+    Args:
+        text: any text.
+        path: the place of what the text is.
+
+    Raises:
+        StructureError: a character in it is one that TorchScript does not read back from a file.
+    """
+    wrong = next((c for c in text if c == "\r" or "\ud800" <= c <= "\udfff"), None)
+    if wrong is not None:
+        reason = f"TorchScript cannot write {wrong!r} into a file and read it again; leave it out"
+        raise StructureError(path, str, reason)
+    readable = {*range(32, 127)} - {*b'"\\'}
+    return '"' + "".join(chr(b) if b in readable else f"\\{b:03o}" for b in text.encode()) + '"'
 
 
 def _cast(expression: str, dtype: torch.dtype | None) -> str:

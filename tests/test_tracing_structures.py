@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import threading
 from collections import ChainMap, OrderedDict, UserDict, defaultdict
@@ -30,6 +31,12 @@ class Batch:
     ids: torch.Tensor
     mask: torch.Tensor | None = None
     extra: tuple[torch.Tensor, ...] = ()
+
+
+@dataclasses.dataclass
+class Hidden:
+    ids: torch.Tensor
+    _mask: int = 3
 
 
 def rand() -> torch.Tensor:
@@ -361,6 +368,109 @@ def test_numbers_without_a_literal(value: float) -> None:
 def test_numbers_and_names_that_torchscript_lacks_are_refused() -> None:
     with pytest.raises(StructureError, match=r"output\[1\] .* at most 64 bits"):
         amp_script.trace_and_freeze(lambda x: (x, 1 << 63), rand())
-    for name in ("self", "torch", "two words", "lambda"):
+    for name in ("self", "torch", "two words", "lambda", "é", "NoneType", "str", "range", "ops"):
         with pytest.raises(TracingError, match=f"cannot be called '{name}'"):
             amp_script.trace_and_freeze(lambda **named: [*named.values()], {name: rand()})
+    for mixed in ({"_a": 1}, {"é": 1}, {"two words": 1}, {"NoneType": 1}):
+        with pytest.raises(StructureError, match=r"^output is a builtins\.dict: .* field called '"):
+            amp_script.trace_and_freeze(lambda x: {"x": x, **mixed}, rand())  # noqa: B023  # called here
+    with pytest.raises(StructureError, match=r"Hidden: .* field called '_mask'"):
+        amp_script.trace_and_freeze(lambda x: Hidden(x), rand())
+
+
+@pytest.mark.parametrize(
+    "name", ["len", "list", "max", "input", "type", "Tensor", "device", "wait"]
+)
+def test_arguments_with_names_of_other_things(name: str, tmp_path: Path) -> None:
+    def model(**named: dict[str, Any]) -> Any:
+        x: torch.Tensor = named[name]["a"]
+        return x @ x.t(), x.shape[0], math.inf, []
+
+    inputs = {name: {"a": rand(), "b": rand()}}
+    frozen = amp_script.trace_and_freeze(model, inputs, compute="native")
+    amp_script.save(frozen, tmp_path / "model.pt")
+    loaded = amp_script.load(tmp_path / "model.pt", compute="native")
+    for program in (frozen, loaded):
+        assert_same(program(**inputs), eager(model, (), inputs))
+
+
+TEXTS = ["", "\x00", "\x7f\x1b[0m", "\u2028", "\\", "'\"", "a\n\tb", "é🎉", "{x} %s", "\\x00"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_is_a_key_or_a_value(text: str, tmp_path: Path) -> None:
+    def model(batch: dict[str, torch.Tensor], word: str) -> Any:
+        return {text: batch[text] @ batch[text].t()}, word, text
+
+    args = {text: rand()}, text
+    frozen = amp_script.trace_and_freeze(model, args, compute="native")
+    amp_script.save(frozen, tmp_path / "model.pt")
+    loaded = amp_script.load(tmp_path / "model.pt", compute="native")
+    for program in (frozen, loaded):
+        assert_same(program(*args), eager(model, args, {}))
+        with pytest.raises(torch.jit.Error, match=r"word was .* when the program was traced"):
+            program(args[0], text + ".")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\r\n"])
+def test_text_that_torchscript_loses_is_refused(text: str) -> None:
+    message = r"is a builtins\.str: TorchScript cannot write '\\(ud800|r)' into a file"
+    with pytest.raises(StructureError, match=r"^output\[1\] " + message):
+        amp_script.trace_and_freeze(lambda x: (x, text), rand())
+    with pytest.raises(StructureError, match=message):
+        amp_script.trace_and_freeze(lambda batch: batch[text], ({text: rand()},))
+
+
+class Size(enum.IntEnum):
+    SMALL = 3
+
+
+class Word(str, enum.Enum):
+    YES = "yes"
+    NO = "no"
+
+
+def test_values_and_keys_of_classes_of_their_own(tmp_path: Path) -> None:
+    class Real(float):
+        """As numpy's."""
+
+    def model(batch: dict[str, Any], size: Size, word: Word, number: Real) -> Any:
+        assert size is Size.SMALL
+        assert word is Word.YES
+        assert isinstance(number, Real)
+        x = batch[Word.YES]
+        return x @ x.t() * number, size, {Word.NO: x, Word.YES: word}, [Real("nan")]
+
+    args = ({Word.YES: rand(), Word.NO: 1}, Size.SMALL, Word.YES, Real(2.5))
+    frozen = amp_script.trace_and_freeze(model, args, compute="native")
+    amp_script.save(frozen, tmp_path / "model.pt")
+    loaded = amp_script.load(tmp_path / "model.pt", compute="native")
+    plain = ({"yes": args[0][Word.YES], "no": 1}, 3, "yes", 2.5)
+    want = eager(model, args, {})
+    for program in (frozen, loaded):
+        for given in (args, plain):
+            result = program(*given)
+            assert_same(result[:3], want[:3])
+            assert [type(part) for part in result[1:3]] == [int, dict]
+            assert type(result[2]["yes"]) is str
+            assert math.isnan(result[3][0])
+        with pytest.raises(torch.jit.Error, match=r"word was <Word.YES: 'yes'> when"):
+            program(*args[:2], Word.NO, args[3])
+
+
+def test_a_mapping_with_other_keys_or_a_tuple_of_another_length_is_named() -> None:
+    def model(batch: dict[str, Any], pair: tuple[Any, ...]) -> torch.Tensor:
+        result: torch.Tensor = batch["a"]["x"] @ pair[0].t()
+        return result
+
+    x = rand()
+    frozen = amp_script.trace_and_freeze(model, ({"a": {"x": x, "n": 3}, "b": 1}, (x, 2)))
+    for batch, given in (
+        ({"a": {"x": x}, "b": 1}, "'x'"),
+        ({"a": {"n": 3, "x": x, "y": x}, "b": 1}, "'n', 'x', 'y'"),
+    ):
+        with pytest.raises(InputError) as caught:
+            frozen(batch, (x, 2))
+        assert str(caught.value) == f"batch['a']: expected keys 'x', 'n', given {given}"
+    with pytest.raises(InputError, match=r"^pair: expected 2 entries, given 3$"):
+        frozen({"a": {"x": x, "n": 3}, "b": 1}, (x, 2, x))
