@@ -89,6 +89,17 @@ class Call:
         """Names of the tensors, such as ``"batch['ids']"``."""
         return [leaf.path for leaf in self.leaves if isinstance(leaf, TensorLeaf)]
 
+    @property
+    def signature(self) -> inspect.Signature:
+        """The arguments of this call, each with a name of its own."""
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature(
+            [
+                inspect.Parameter(name, kinds[index >= self.positional])
+                for index, name in enumerate(self.parameters)
+            ]
+        )
+
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors with their paths."""
         return list(zip(self.paths, self.tensors, strict=True))

@@ -30,7 +30,14 @@ from amp_script.jit_state import shield
 from amp_script.metadata import InputSpec
 from amp_script.regions import Region, border_dtype
 from amp_script.requirements import require_runnable
-from amp_script.structure import Constant, Container, Structure, map_tensors
+from amp_script.structure import (
+    Constant,
+    Container,
+    Structure,
+    described,
+    first_difference,
+    map_tensors,
+)
 from amp_script.untouched import seeded, untouched
 
 __all__ = ["export", "inputs_of", "save_exported"]
@@ -91,6 +98,8 @@ def export(
         Call.bind(model, inputs, None if isinstance(inputs, Mapping) else example_kwargs)
         for inputs in check_inputs
     ]
+    for index, check in enumerate(checks):
+        _require_alike(check, call, f"check_inputs[{index}]")
     require_runnable(model, call, region)
     kept = Float32Blocks.select(model, keep_float32)
     with (
@@ -154,6 +163,9 @@ def _exported(
     try:
         # A model that is exported by itself keeps its names, which one in a wrapper does not.
         with replaced(model, "forward", in_region), _deprecations_unsaid():
+            # torch.export frees no size of an argument that has no name in the signature.
+            forward: Any = model.forward
+            forward.__signature__ = call.signature
             return torch.export.export(
                 model,
                 args,
@@ -212,28 +224,44 @@ def _explanation(model: nn.Module) -> str:
     )
 
 
-def _dynamic_shapes(call: Call, checks: Sequence[Call]) -> Any:
-    """Which sizes differ among calls, in the form that torch.export takes; None if none does.
+def _require_alike(check: Call, example: Call, name: str) -> None:
+    """Refuse inputs that one program cannot take beside the example.
 
     Raises:
-        ExportError: a tensor has another number of dimensions in another call.
+        ExportError: they have other arguments, another structure, other values that are no tensors,
+            or a tensor of another number of dimensions; names the first of them.
     """
-    sizes: list[dict[int, object] | None] = []
-    for path, *tensors in zip(call.paths, *(each.tensors for each in (call, *checks)), strict=True):
-        if len({tensor.dim() for tensor in tensors}) > 1:
+    advice = "one exported program cannot take both; export one for each"
+    if check.parameters.keys() != example.parameters.keys():
+        given, expected = (", ".join(map(repr, call.parameters)) for call in (check, example))
+        raise ExportError(f"{name} gives {given}, and example_inputs {expected}: {advice}")
+    for argument, structure in example.parameters.items():
+        different = first_difference(structure, check.parameters[argument])
+        if different is not None:
+            expected, given = map(described, different)
             raise ExportError(
-                f"{path} has another number of dimensions in check_inputs, which one exported "
-                "program cannot take; export one for each"
+                f"{different[0].path} is {given} in {name}, and {expected} in example_inputs: "
+                f"{advice}"
             )
-        shapes = zip(*(tensor.shape for tensor in tensors), strict=True)
+    tensors = dict(check.named_tensors())
+    for path, tensor in example.named_tensors():
+        if tensor.dim() != tensors[path].dim():
+            raise ExportError(f"{path} has another number of dimensions in {name}: {advice}")
+
+
+def _dynamic_shapes(call: Call, checks: Sequence[Call]) -> dict[str, object] | None:
+    """Which sizes differ among calls, by argument; None if none does."""
+    sizes: list[dict[int, object] | None] = []
+    others = [dict(check.named_tensors()) for check in checks]
+    for path, tensor in call.named_tensors():
+        shapes = zip(tensor.shape, *(other[path].shape for other in others), strict=True)
         sizes.append(
             {i: Dim.DYNAMIC for i, each in enumerate(shapes) if len(set(each)) > 1} or None
         )
     if not any(sizes):
         return None
     remaining = iter(sizes)
-    by_name = {name: _mirrored(part, remaining) for name, part in call.parameters.items()}
-    return tuple(by_name.values()) if call.positional == len(by_name) else by_name
+    return {name: _mirrored(part, remaining) for name, part in call.parameters.items()}
 
 
 def _mirrored(structure: Structure, sizes: Iterator[object]) -> object:

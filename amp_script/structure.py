@@ -37,6 +37,8 @@ __all__ = [
     "Number",
     "Structure",
     "TensorLeaf",
+    "described",
+    "first_difference",
     "flatten",
     "forward_source",
     "from_script",
@@ -289,15 +291,32 @@ def reconcile(eager: Structure, traced: Structure) -> Structure:
     elif eager == traced:
         return traced
     raise TracingError(
-        f"{traced.path} is {_described(eager)} in eager mode and {_described(traced)} while "
+        f"{traced.path} is {described(eager)} in eager mode and {described(traced)} while "
         "tracing; return the same in both, without a branch on torch.jit.is_tracing()"
     )
 
 
-def _described(structure: Structure) -> str:
+def first_difference(one: Structure, other: Structure) -> tuple[Structure, Structure] | None:
+    """The first parts that are not alike, the outermost that say so; None if all are."""
+    match one, other:
+        case Container(), Container():
+            if (one.kind, one.name, one.keys) == (other.kind, other.name, other.keys):
+                pairs = map(first_difference, one.parts, other.parts)
+                return next(filter(None, pairs), None)
+        case Constant(), Constant():
+            # A NaN equals nothing, and True a 1.
+            if repr(one.plain) == repr(other.plain):
+                return None
+        case TensorLeaf(), TensorLeaf():
+            return None
+    return one, other
+
+
+def described(structure: Structure) -> str:
+    """What a structure is, in an error."""
     if isinstance(structure, Container):
         return f"a {structure.name} with {_listed(structure.keys)}"
-    return "a tensor" if isinstance(structure, TensorLeaf) else repr(structure)
+    return repr(structure.value) if isinstance(structure, Constant) else "a tensor"
 
 
 def _listed(keys: Iterable[object]) -> str:

@@ -147,6 +147,71 @@ def test_keyword_inputs_that_vary() -> None:
     program.module()(**batch(7))
 
 
+def test_keyword_inputs_in_another_order() -> None:
+    def batch(size: int) -> dict[str, object]:
+        return {"batch": {"x": torch.randn(size, 8)}, "pair": (torch.randn(8), torch.ones(2))}
+
+    other = dict(reversed(batch(5).items()))
+    program = amp_script.export(Nested().eval(), batch(3), check_inputs=[other])
+    assert [spec.shape for spec in inputs_of(program)] == [(None, 8), (8,), (2,)]
+
+
+class Variable(nn.Module):
+    """Takes any number of arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, first, /, *rest, scale=1.0, **named):
+        return self.layer(first) * scale + sum(rest) + named["last"][0]
+
+
+def test_sizes_of_variable_arguments_that_vary() -> None:
+    def inputs(size: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(size, 8), torch.randn(size, 8), torch.randn(1, 8)
+
+    kwargs = {"last": [torch.randn(8)], "scale": 2.0}
+    model = Variable().eval()
+    program = amp_script.export(
+        model, inputs(3), example_kwargs=kwargs, check_inputs=[inputs(4), inputs(5)]
+    )
+    assert [(spec.name, spec.shape) for spec in inputs_of(program)] == [
+        ("first", (None, 8)),
+        ("rest_0", (None, 8)),
+        ("rest_1", (1, 8)),
+        ("last_0", (8,)),
+    ]
+    given = inputs(7)
+    with torch.no_grad():
+        got = program.module()(*given, **kwargs)
+    _assert_same(got, _eager(model, given, kwargs, torch.bfloat16))
+
+
+class Several(nn.Module):
+    def forward(self, tensors, flag=True, other=None):
+        return [tensor * 2 if flag else tensor for tensor in tensors]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (([X], True), r"tensors is a list with 0 in check_inputs\[1\], and a list with 0, 1 in"),
+        (((X, X), True), "tensors is a tuple with 0, 1 in"),
+        (([X, None], True), r"tensors\[1\] is None in check_inputs\[1\], and a tensor in example_"),
+        (([X, X[0]], True), r"tensors\[1\] has another number of dimensions in check_inputs\[1\]"),
+        (([X, X], False), r"flag is False in check_inputs\[1\], and True in example_inputs"),
+        (([X, X], 1), r"flag is 1 in check_inputs\[1\], and True in example_inputs"),
+        (([X, X], True, X), r"\[1\] gives 'tensors', 'flag', 'other', and .* 'tensors', 'flag':"),
+        (([X, X],), r"\[1\] gives 'tensors', and example_inputs 'tensors', 'flag'"),
+    ],
+)
+def test_check_inputs_that_one_program_cannot_take(inputs: Any, message: str) -> None:
+    example = [X, X], True
+    with pytest.raises(ExportError, match=message + ".*; export one for each"):
+        amp_script.export(Several().eval(), example, check_inputs=[example, inputs])
+
+
 def test_float32_at_the_border_and_inside() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
     program = amp_script.export(model, X, output_dtype=torch.float32)

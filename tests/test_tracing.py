@@ -812,6 +812,33 @@ def test_check_inputs_say_which_output_differs_and_where() -> None:
     assert "mul(_, 3) with the example, mul(_, 5) with these inputs" in message
 
 
+def test_check_inputs_of_another_structure_are_named() -> None:
+    def model(tensors: list[torch.Tensor], flag: bool = True) -> torch.Tensor:
+        return torch.stack([tensor @ tensor.t() for tensor in tensors]) * (2 if flag else 3)
+
+    x = torch.rand(3, 4)
+    for inputs, message in (
+        (([x],), r"does not fit the program: .*\n  tensors\[1\]: expected .*given nothing"),
+        (([x, x, x],), "the program fails: .*tensors had 2 entries when traced"),
+        (([x, x], False), "the program fails: .*flag was True when the program was traced"),
+        (([x, x], True, x), "the inputs do not fit the model: too many positional arguments"),
+    ):
+        with pytest.raises(TracingError, match=message):
+            amp_script.trace_and_freeze(model, ([x, x], True), check_inputs=[inputs])
+
+
+def test_sizes_that_vary_are_told_by_name() -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    frozen = amp_script.trace_and_freeze(
+        model,
+        {"a": torch.rand(3, 4), "b": torch.rand(4, 3)},
+        check_inputs=[{"b": torch.rand(4, 3), "a": torch.rand(5, 4)}],
+    )
+    assert [spec.shape for spec in frozen.metadata.inputs] == [(None, 4), (4, 3)]
+
+
 def test_check_inputs_say_where_the_program_fails() -> None:
     with pytest.raises(TracingError) as raised:
         amp_script.trace_and_freeze(

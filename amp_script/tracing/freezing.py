@@ -436,13 +436,12 @@ class _Freezing:
 
     def inputs(self, calls: Sequence[Call]) -> tuple[InputSpec, ...]:
         """Specs of the inputs; a size in which the calls differ may vary."""
-        first = calls[0]
-        tensors = iter(zip(*(call.tensors for call in calls), strict=True))
+        named = [dict(call.named_tensors()) for call in calls]
         return tuple(
             InputSpec(leaf.path, None, None)
             if isinstance(leaf, Constant)
-            else self.spec(leaf.path, next(tensors))
-            for leaf in first.leaves
+            else self.spec(leaf.path, [each[leaf.path] for each in named if leaf.path in each])
+            for leaf in calls[0].leaves
         )
 
     def spec(self, path: str, examples: Sequence[torch.Tensor]) -> InputSpec:
@@ -547,11 +546,8 @@ def _warn(places: Sequence[HeldFast], *, sizes_vary: bool) -> None:
 
 
 def _sizes_vary(calls: Sequence[Call]) -> bool:
-    return any(
-        tensor.shape != calls[0].tensors[index].shape
-        for call in calls
-        for index, tensor in enumerate(call.tensors)
-    )
+    first, *others = ({path: t.shape for path, t in call.named_tensors()} for call in calls)
+    return any(other != first for other in others)
 
 
 def _first_line(error: BaseException) -> str:
