@@ -59,6 +59,7 @@ def interleaved(
     warm_up: int = WARM_UP,
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
+    before_run: Callable[[str], None] = lambda name: None,
     after_round: Callable[[], None] = lambda: None,
     on_error: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Times]:
@@ -71,6 +72,7 @@ def interleaved(
         seconds: for how long rounds are started; :data:`LEAST_ROUNDS` are run anyway, if
             ``repeats`` allows.
         clock: returns seconds, of the wall or of the process.
+        before_run: called with the name of a way before each of its runs, outside of the time.
         after_round: called after each round, to show progress.
         on_error: called with the name and the exception of a way that fails, which then takes no
             further part. Without it the exception is raised.
@@ -82,6 +84,7 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in ways}
 
     def run(name: str) -> float:
+        before_run(name)
         started = clock()
         try:
             ways[name]()

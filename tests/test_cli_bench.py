@@ -17,10 +17,15 @@ import torch
 pytest.importorskip("typer", reason="the command needs the extra `cli`")
 
 import amp_script
+from amp_script.accuracy.difference import Difference, difference
 from amp_script.cli import contestants
 from amp_script.cli.app import run
+from amp_script.metadata import plain
+from amp_script.structure import tensors_in
 
 MODELS = """
+    import dataclasses
+
     import torch
     from torch import nn
 
@@ -44,7 +49,38 @@ MODELS = """
             return super().forward(x)
 
 
+    class Normalising(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.sub_(0.5).div_(0.5))
+
+
+    @dataclasses.dataclass
+    class Output:
+        scores: torch.Tensor
+        labels: torch.Tensor
+
+
+    class Labelling(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x)
+            return Output(scores, scores.argmax(-1))
+
+
+    class Labels(Labelling):
+        def forward(self, x):
+            return super().forward(x).labels
+
+
+    class Overflowing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 1e6
+
+
     torch.manual_seed(0)
+    normalising = Normalising(8, 8).eval()
+    labelling, labels = Labelling(64, 512).eval(), Labels(64, 512).eval()
+    overflowing = Overflowing(8, 8).eval()
+    training = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
     tagger = Tagger().eval()
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     other = nn.Linear(9, 2).eval()
@@ -106,13 +142,59 @@ def test_the_model_in_every_way_that_torch_has(
     torchs = ["eager-float32", "eager-autocast", "recipe", "frozen-float32", "compile"]
     assert list(ways) == ["this file", *torchs]
     assert not [way for way in ways.values() if "error" in way]
-    assert ways["eager-float32"]["distance_to_float32"] == 0
-    assert ways["frozen-float32"]["distance_to_float32"] < 1e-6
-    rounded = ways["eager-autocast"]["distance_to_float32"]
-    assert 1e-4 < rounded < 0.01
-    assert ways["this file"]["distance_to_float32"] == pytest.approx(rounded)
-    assert 1e-4 < ways["recipe"]["distance_to_float32"] < 0.01
+    distances = {name: way["distance_to_float32"]["relative"] for name, way in ways.items()}
+    assert distances["eager-float32"] == 0
+    assert distances["frozen-float32"] < 1e-6
+    assert 1e-4 < distances["eager-autocast"] < 0.01
+    assert distances["this file"] == pytest.approx(distances["eager-autocast"])
+    assert 1e-4 < distances["recipe"] < 0.01
     assert shown["threads"] == 1
+
+
+@pytest.mark.parametrize("name", ["normalising", "labelling", "labels", "overflowing"])
+def test_each_way_is_as_far_from_float32_as_eager_torch(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    import models
+
+    model = getattr(models, name)
+    x = torch.randn(1000, model.in_features, generator=torch.Generator().manual_seed(0))
+    torch.save(x, "x.pt")
+    Path("inputs.py").write_text("import torch\nx = torch.load('x.pt')\n")
+    dtype = torch.float16 if name == "overflowing" else torch.bfloat16
+    amp_script.save(amp_script.trace_and_freeze(model, x.clone(), dtype=dtype), "model.pt")
+    with torch.no_grad():
+        full = _tensors(model(x.clone()))
+        with torch.autocast("cpu", dtype=dtype):
+            lower = _tensors(model(x.clone()))
+    want = difference(lower, full)
+    assert want is not None
+    assert want.relative > 0
+
+    args = ["--model", f"models.py:{name}", "--inputs", "inputs.py:x", "--against", "native"]
+    for way in ("eager-float32", "eager-autocast", "recipe"):
+        args += ["--against", way]
+    found = [way["distance_to_float32"] for way in _measured(capsys, "model.pt", *args)["ways"]]
+    itself, native, eager, autocast, recipe = found
+    assert eager == plain(Difference())
+    assert native == autocast == plain(want)
+    assert itself["infinities"] == want.infinities
+    assert 0 < recipe["relative"] < 0.1
+    assert run(["bench", "model.pt", *args, *FEW]) == 0
+    assert f"  {want}\n" in capsys.readouterr().out
+    assert torch.load("x.pt").equal(x)
+
+
+def _tensors(result: object) -> dict[str, torch.Tensor]:
+    return dict(tensors_in(result, "output"))
+
+
+def test_where_nothing_can_be_compared_the_cell_is_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ["--model", "models.py:labelling", "--input", "3x8", "--against", "eager-autocast"]
+    shown = _measured(capsys, "net.pt", *args)
+    assert shown["ways"][0]["distance_to_float32"] is None
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
@@ -121,7 +203,7 @@ def test_other_runtimes(capsys: pytest.CaptureFixture[str], name: str) -> None:
         pytest.importorskip(package, reason="compared with by those who have installed it")
     shown = _measured(capsys, "tagger.pt", "--model", "models.py:tagger", "--against", name)
     _, way = shown["ways"]
-    assert way["distance_to_float32"] < 1e-6
+    assert way["distance_to_float32"]["relative"] < 1e-6
 
 
 def test_a_way_that_fails_is_a_row_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +312,11 @@ def test_what_is_named_and_not_installed_is_an_error(
     [
         (["missing.pt"], "missing.pt: no such file"),
         (["models.py"], "no TorchScript archive"),
-        (["net.pt", "--input", "3x9"], "net.pt itself fails: RuntimeError"),
+        (
+            ["net.pt", "--model", "models.py:training"],
+            "the model is in training mode (Sequential, 0, 1); call eval() first",
+        ),
+        (["net.pt", "--input", "3x9"], "net.pt itself fails: RuntimeError: mat1"),
         (["net.pt", "--input", "y=3x8"], "net.pt itself fails: InputError: forward: expected 1"),
         (
             ["net.pt", "--input", "8"],

@@ -36,6 +36,20 @@ def test_each_round_runs_each_way_once_and_what_comes_first_changes() -> None:
     assert times["b"].middle == (15, 25)
 
 
+def test_what_comes_before_a_run_is_outside_of_its_time() -> None:
+    clock = Clock()
+
+    def prepare(name: str) -> None:
+        clock.ran.append(f"before {name}")
+        clock.now += 100
+
+    times = interleaved(
+        {"a": clock.way("a", 9, 1)}, repeats=1, warm_up=1, clock=clock, before_run=prepare
+    )
+    assert clock.ran == ["before a", "a"] * 2
+    assert times == {"a": Times((1,))}
+
+
 def test_one_run_has_no_spread() -> None:
     assert Times((2.0,)).middle == (2.0, 2.0)
 

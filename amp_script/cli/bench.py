@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import torch
 import typer
 
 import amp_script
+from amp_script.accuracy.difference import Difference, difference
 from amp_script.artifact import read_metadata
 from amp_script.calls import Call
 from amp_script.cli import output, targets
 from amp_script.cli.bench_report import Bench, draw, show
-from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting
+from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting, Way
 from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import device_of, inputs_if_any, moved, program_call
 from amp_script.cli.options import AsJson, FrozenFile, InputsTarget, Plot, PlotForce
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, TracingError, UsageError
 from amp_script.regions import Region
+from amp_script.requirements import require_runnable
+from amp_script.structure import tensors_in
 from amp_script.timing import WARM_UP, interleaved
 
 Given = Callable[[], tuple[ExampleInputs, dict[str, object]]]
@@ -158,15 +163,11 @@ def _setting(
     model = None if model_target is None else targets.load_model(model_target).to(place)
     values = None if given is None else moved(given(), place)
     of_program = program_call(program, values)
-    return Setting(
-        file=file,
-        device=place,
-        region=Region.resolve(place.type, metadata.dtype),
-        of_program=of_program,
-        model=model,
-        of_model=_model_call(model or program, values, of_program),
-        threads=torch.get_num_threads(),
-    )
+    of_model = _model_call(model or program, values, of_program)
+    region = Region.resolve(place.type, metadata.dtype)
+    if model is not None:
+        require_runnable(model, of_model, region)
+    return Setting(file, place, region, of_program, model, of_model, torch.get_num_threads())
 
 
 def _model_call(
@@ -191,79 +192,85 @@ def _model_call(
 
 def _run(setting: Setting, names: Sequence[str], repeats: int, seconds: float) -> Bench:
     errors: dict[str, str] = {}
-    runs: dict[str, Run] = {}
+    ways: dict[str, Way] = {}
     results: dict[str, object] = {}
+    ready: dict[str, Run] = {}
 
     def fails(name: str, error: Exception) -> None:
-        errors[name] = f"{type(error).__name__}: {_gist(error)}"
+        errors[name] = _gist(error)
+
+    def make_ready(name: str) -> None:
+        ready[name] = ways[name]()
+
+    def run(name: str) -> object:
+        return ready[name]()
 
     for name in names:
         with output.step(f"preparing {name}"), _others_quiet():
             try:
-                runs[name] = _synchronised(CONTESTANTS[name].make(setting), setting.device)
+                ways[name] = _synchronised(CONTESTANTS[name].make(setting), setting.device)
                 for _ in range(WARM_UP):
-                    results[name] = runs[name]()
+                    results[name] = ways[name]()()
             except Exception as error:
-                runs.pop(name, None)
+                ways.pop(name, None)
                 fails(name, error)
     distances = _distances(setting, results)
     gc.collect()
     with output.progress("timing", repeats) as after_round:
         times = interleaved(
-            runs,
+            {name: functools.partial(run, name) for name in ways},
             repeats=repeats,
             warm_up=1,
             seconds=seconds,
+            before_run=make_ready,
             after_round=after_round,
             on_error=fails,
         )
     return Bench(setting, names, times, errors, distances)
 
 
-def _synchronised(run: Run, device: torch.device) -> Run:
-    """Let a run end when the device has computed, not when it has been told to."""
+def _synchronised(way: Way, device: torch.device) -> Way:
+    """Let a run begin when its inputs are there, and end when the device has computed, not when it
+    has been told to.
+    """
     if device.type == "cpu":
-        return run
+        return way
     synchronize = torch.get_device_module(device).synchronize
 
-    def run_to_the_end() -> object:
-        result = run()
+    def prepare() -> Run:
+        run = way()
         synchronize()
-        return result
 
-    return run_to_the_end
+        def run_to_the_end() -> object:
+            result = run()
+            synchronize()
+            return result
+
+        return run_to_the_end
+
+    return prepare
 
 
-def _distances(setting: Setting, results: Mapping[str, object]) -> dict[str, float]:
-    """How far each result is from float32: the norm of the difference over the norm."""
+def _distances(setting: Setting, results: Mapping[str, object]) -> dict[str, Difference]:
+    """How far each result is from float32; without those that hold other tensors than the model's.
+
+    Tensors are compared in order, because a traced program has no names for them.
+    """
     if setting.model is None:
         return {}
     call = setting.of_model.in_float32()
     try:
-        reference = _numbers(call.run(setting.model, call.tensors))
-    except RuntimeError:
+        wanted = dict(tensors_in(call.run(setting.model, call.fresh()), "output"))
+    except Exception:
         return {}  # a model in a lower precision, which has no float32 to be compared with
-    norm = float(reference.norm())
-    found = {name: _numbers(result) for name, result in results.items()}
-    return {
-        name: float((numbers - reference).norm()) / (norm or 1.0)
-        for name, numbers in found.items()
-        if numbers.shape == reference.shape
-    }
-
-
-def _numbers(result: Any) -> torch.Tensor:
-    """All floating-point values in a result, of torch or of another runtime, in one dimension."""
-    if isinstance(result, (list, tuple)):
-        parts = [_numbers(part) for part in result]
-    elif isinstance(result, Mapping):
-        parts = [_numbers(part) for part in result.values()]
-    elif isinstance(result, torch.Tensor) or hasattr(result, "__array__"):
-        tensor = torch.as_tensor(result)
-        parts = [tensor.detach().cpu().double().flatten()] if tensor.is_floating_point() else []
-    else:
-        parts = []
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    distances = {}
+    for name, result in results.items():
+        found = [tensor for _, tensor in tensors_in(CONTESTANTS[name].as_torch(result), "output")]
+        if len(found) == len(wanted):
+            distance = difference(dict(zip(wanted, found, strict=True)), wanted)
+            if distance is not None:
+                distances[name] = distance
+    return distances
 
 
 @contextmanager
@@ -279,13 +286,18 @@ def _others_quiet() -> Iterator[None]:
         logging.disable(level)
 
 
+_THROWN: Final = re.compile(r"^[\w.]+: .*", re.MULTILINE)
+"""What was thrown, below the stack that TorchScript tells first, whose lines begin otherwise."""
+
+
 def _gist(error: Exception) -> str:
-    """All that this library's errors say; of others the first line, and of TorchScript's the last,
-    because they tell their stack before.
+    """An error's type and all that this library's say; of others the first line, and of those from
+    a TorchScript program what was thrown there.
     """
+    kind, text = type(error).__name__, str(error)
     if isinstance(error, AmpScriptError):
-        return output.one_line(str(error))
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return "no message"
-    return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
+        return f"{kind}: {output.one_line(text)}"
+    if "TorchScript interpreter" in text and (thrown := _THROWN.search(text)):
+        return thrown[0]
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    return f"{kind}: {first}"

@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 
 from amp_script import compute
+from amp_script.accuracy import Difference
 from amp_script.cli import output
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Setting
+from amp_script.metadata import plain
 from amp_script.timing import Times
 
 __all__ = ["Bench", "draw", "show"]
@@ -27,15 +29,15 @@ class Bench:
         names: the ways, in order.
         times: of those that ran.
         errors: of those that failed, in one line.
-        distances: of results to those of the model in float32, relatively; without those that
-            cannot be compared, and empty without the model.
+        distances: of results to those of the model in float32; without those that cannot be
+            compared, and empty without the model.
     """
 
     setting: Setting
     names: Sequence[str]
     times: Mapping[str, Times]
     errors: Mapping[str, str]
-    distances: Mapping[str, float]
+    distances: Mapping[str, Difference]
 
     def ratio(self, name: str) -> float | None:
         """The median as a multiple of this file's."""
@@ -47,7 +49,7 @@ class Bench:
 def show(bench: Bench, *, as_json: bool) -> None:
     """Print a table with what it is about, or JSON."""
     if as_json:
-        output.line(json.dumps(_as_json(bench), indent=1))
+        output.line(json.dumps(_as_json(bench), indent=1, allow_nan=False))
         return
     output.grid(
         ("milliseconds", "median", "middle half", "times this file", "from float32"),
@@ -68,7 +70,7 @@ def _row(bench: Bench, name: str) -> tuple[str, str, str, str, str]:
         _milliseconds(times.median),
         f"{_milliseconds(low)} to {_milliseconds(high)}",
         "" if ratio is None else f"{ratio:.2f}",
-        "" if distance is None else f"{100 * distance:.2g}%",
+        "" if distance is None else str(distance),
     )
 
 
@@ -126,7 +128,7 @@ def _way_as_json(bench: Bench, name: str) -> dict[str, object]:
         "middle_half_ms": [1000 * end for end in times.middle],
         "least_ms": 1000 * times.least,
         "times_this_file": bench.ratio(name),
-        "distance_to_float32": bench.distances.get(name),
+        "distance_to_float32": plain(bench.distances.get(name)),
     }
 
 
