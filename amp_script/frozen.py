@@ -32,6 +32,7 @@ from typing_extensions import Self
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule, Program, bake, choose
 from amp_script.disk import require_room, stored_bytes, to_path
+from amp_script.dtypes import dtype_name
 from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
@@ -211,8 +212,8 @@ class FrozenModule(RecursiveScriptModule):
             )
         before = self._cpp.getattr(attr)
         if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-            wanted = _dtype_name(before.dtype), before.device.type
-            given = _dtype_name(value.dtype), value.device.type
+            wanted = dtype_name(before.dtype), before.device.type
+            given = dtype_name(value.dtype), value.device.type
             if given != wanted:
                 raise TypeError(
                     f"{attr}: expected a {wanted[0]} tensor on {wanted[1]}, given "
@@ -481,17 +482,13 @@ def _fits(spec: InputSpec, value: object) -> bool:
 def _expected(spec: InputSpec) -> str:
     rank = "" if spec.shape is None else f" of rank {len(spec.shape)}"
     place = "" if spec.device is None else f" on {spec.device}"
-    return f"{_dtype_name(spec.dtype)} tensor{rank}{place}"
+    return f"{dtype_name(spec.dtype)} tensor{rank}{place}"
 
 
 def _given(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return "nothing" if value is None else f"{type(value).__name__} {value!r:.40}"
     return (
-        f"{_dtype_name(value.dtype)} tensor of rank {value.dim()} "
+        f"{dtype_name(value.dtype)} tensor of rank {value.dim()} "
         f"(shape {list(value.shape)}) on {value.device.type}"
     )
-
-
-def _dtype_name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")

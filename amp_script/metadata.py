@@ -15,6 +15,8 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
+from amp_script.dtypes import dtype_name
+
 __all__ = ["EXTRA_FILE", "SCHEMA_VERSION", "InputSpec", "Metadata", "Verification", "plain"]
 
 SCHEMA_VERSION: Final = 2
@@ -30,9 +32,7 @@ Plan = Literal["native", "upcast"]
 Kind = Literal["frozen", "scripted"]
 
 _DTYPES: Final[Mapping[str, torch.dtype]] = {
-    str(value).removeprefix("torch."): value
-    for value in vars(torch).values()
-    if isinstance(value, torch.dtype)
+    dtype_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
 }
 _PLANS: Final[Mapping[str, Plan]] = {"native": "native", "upcast": "upcast"}
 _KINDS: Final[Mapping[str, Kind]] = {"frozen": "frozen", "scripted": "scripted"}
@@ -163,7 +163,7 @@ def plain(value: object) -> object:
         fields = dataclasses.fields(value)
         return {field.name: plain(getattr(value, field.name)) for field in fields}
     if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
+        return dtype_name(value)
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -29,6 +29,7 @@ from typing import NoReturn
 import torch
 from torch._jit_internal import _qualified_name
 
+from amp_script.dtypes import dtype_name
 from amp_script.errors import DecoratorError
 
 __all__ = ["Function", "Region", "decorate_function", "refuse"]
@@ -148,7 +149,7 @@ def _refusing(reason: str | None) -> Function:
 def _with_line(region: Region) -> str:
     """Return the line that makes and enters ``region``, in literals: TorchScript has no others."""
     assert isinstance(region, torch.amp.autocast_mode.autocast)  # others have a refusal
-    dtype = str(region.fast_dtype).removeprefix("torch.")
+    dtype = dtype_name(region.fast_dtype)
     arguments = f"{region.device!r}, AMP_SCRIPT_TORCH.{dtype}, {region._enabled}"
     return f"with AMP_SCRIPT_TORCH.autocast({arguments}):"
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from amp_script.calls import Call, Inputs
+from amp_script.dtypes import dtype_name
 from amp_script.errors import VerificationError
 from amp_script.float32_blocks import Float32Blocks
 from amp_script.frozen import FrozenModule
@@ -27,6 +28,7 @@ from amp_script.regions import Region, border_dtype
 from amp_script.scripting import LoweredFunction, LoweredModule
 from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.structure import Structure, flatten, named_leaves
+from amp_script.tables import Table
 from amp_script.untouched import modules_of, seeded, untouched
 
 __all__ = [
@@ -143,13 +145,8 @@ class VerificationReport:
             verdict = "as near to float32 as eager autocast"
         if self.call:
             verdict = f"{self.call}: {verdict}"
-        rows = [_HEADINGS, *(_row(output) for output in self.outputs)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([verdict, *([self.note] if self.note else []), *table])
+        table = Table("", _HEADINGS, [_row(output) for output in self.outputs], numbers=3)
+        return "\n".join([verdict, *([self.note] if self.note else []), str(table)])
 
 
 def verify(
@@ -445,7 +442,7 @@ _HEADINGS = ("output", "dtype", "shape", "bits", "ulps", "distance to float32", 
 
 
 def _row(output: OutputReport) -> tuple[str, ...]:
-    dtype = _expected(_name(output.dtype), _name(output.expected_dtype))
+    dtype = _expected(dtype_name(output.dtype, ""), dtype_name(output.expected_dtype, ""))
     shape = _expected(_sizes(output.shape), _sizes(output.expected_shape))
     bits = "equal" if output.bit_equal else "differ"
     distances = [
@@ -457,10 +454,6 @@ def _row(output: OutputReport) -> tuple[str, ...]:
 
 def _expected(found: str, wanted: str) -> str:
     return found if wanted in (found, "") else f"{found} (expected {wanted})"
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _sizes(shape: tuple[int, ...] | None) -> str:

@@ -14,6 +14,7 @@ import pytest
 from amp_script import cli
 from amp_script.cli import app, output
 from amp_script.errors import AmpScriptError, UsageError
+from amp_script.tables import Table
 
 
 @pytest.fixture
@@ -147,6 +148,36 @@ def test_progress_is_for_terminals(
     shown = capsys.readouterr()
     assert "working" in shown.err
     assert not shown.out
+
+
+@pytest.mark.parametrize("columns", [10, 39, 40, 56, 57])
+def test_a_terminal_of_any_width_gets_every_name_and_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [("encoder.layers.0.attention", "0.00378", "0.151 to 0.168"), ("中文", "12", "1 to 2")]
+    output.grid(Table("", ("submodule", "largest error", "middle half"), rows, numbers=2))
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    heading, _, *below = (re.split(" {2,}", line.rstrip()) for line in lines)
+    assert heading == ["submodule", "largest error", "middle half"]
+    names = "".join(cells[0] for cells in below)
+    assert names == "".join(name for name, _, _ in rows)
+    assert [tuple(cells[1:]) for cells in below if len(cells) > 1] == [row[1:] for row in rows]
+    assert (max(map(len, lines)) <= columns) is (columns >= 40)
+    assert (len(below) > len(rows)) is (columns in (40, 56))
+
+
+def test_what_a_terminal_would_act_on_is_shown_with_escapes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "a\x1b[31m\nb"
+    output.grid(Table("", ("submodule", "class"), [(name, "Linear")]))
+    output.table([(name, name)])
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count(r"a\x1b[31m\nb") == shown.count("\n") == 3
+    assert str(Table("", ("name",), [(name,)])).splitlines() == ["name", r"a\x1b[31m\nb"]
 
 
 @pytest.mark.parametrize(

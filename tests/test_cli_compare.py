@@ -53,6 +53,21 @@ MODELS = """
     failing = Failing().eval()
 
 
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, module in {
+                "first": nn.Linear(8, 8), "a\\x1b[31m\\nb": Norm(), "c\\nd": nn.Linear(8, 8)
+            }.items():
+                self.add_module(name, module)
+
+        def forward(self, x):
+            return self._modules["a\\x1b[31m\\nb"](1000 * self.first(x))
+
+
+    odd = Odd().eval()
+
+
     def batch():
         return {"input": torch.ones(2, 8)}
 """
@@ -93,6 +108,17 @@ def test_the_culprit_comes_first_and_what_is_advised_mends_it(
     assert run(["verify", "net.pt", *ARGS[1:4], "--compute", "native", "--exact"]) == 0
     assert run([*ARGS, "--keep-float32", "1.norm"]) == 0
     assert "float16 on cpu, '1.norm' kept: the result is 0.0" in capsys.readouterr().out
+
+
+def test_names_are_shown_with_escapes_for_what_a_terminal_would_act_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["compare", "models.py:odd", "--input", "4x8", "--dtype", "float16"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert any(line.startswith(r"a\x1b[31m\nb ") for line in shown.splitlines())
+    assert r"not called, so not measured by themselves: c\nd" in shown
+    assert shown.splitlines()[-1].endswith(r"--keep-float32 'a\x1b[31m\nb'")
 
 
 def test_json_holds_all_calls(capsys: pytest.CaptureFixture[str]) -> None:

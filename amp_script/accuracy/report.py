@@ -10,18 +10,18 @@ from typing import Final
 import torch
 
 from amp_script.accuracy.difference import Difference
+from amp_script.dtypes import dtype_name
 from amp_script.metadata import plain
+from amp_script.tables import Table, printable
 
-__all__ = ["HEADINGS", "LARGEST_SHARE", "Advice", "LayerCall", "LayerReport"]
+__all__ = ["LARGEST_SHARE", "Advice", "LayerCall", "LayerReport"]
 
 LARGEST_SHARE: Final = 0.5
 """The largest :attr:`Advice.share` with which it is worth it to keep blocks in float32."""
 
-HEADINGS: Final = (
-    *("submodule", "class", "dtype", "mostly from"),
-    *("own error", "largest", "inf", "NaN", "accumulated"),
-)
-"""Of :meth:`LayerReport.row`."""
+_NAMES: Final = ("submodule", "class", "dtype", "mostly from")
+_NUMBERS: Final = ("own error", "largest", "inf", "NaN", "accumulated")
+"""Headings of :meth:`LayerReport.table`."""
 
 _SHOWN: Final = 20
 """How many calls :meth:`LayerReport.__str__` shows."""
@@ -147,25 +147,22 @@ class LayerReport:
 
     def __str__(self) -> str:
         """The verdict, the worst calls, a line each, and the advice."""
-        ranked = self.worst_first()
-        rows = [HEADINGS, *map(self.row, ranked[:_SHOWN])]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [self.verdict]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip()
-            for each in rows
-        ]
-        if len(ranked) > _SHOWN:
-            lines.append(f"and {len(ranked) - _SHOWN} more calls")
+        lines = [self.verdict, str(self.table(_SHOWN))]
+        if len(self.calls) > _SHOWN:
+            lines.append(f"and {len(self.calls) - _SHOWN} more calls")
         return "\n".join([*lines, *self.remarks()])
 
-    def row(self, call: LayerCall) -> tuple[str, ...]:
-        """A call's line in a table: what it is, where its own error comes from, and both errors."""
+    def table(self, top: int) -> Table:
+        """The worst calls, a row each: what it is, where its own error comes from, both errors."""
+        rows = [self._row(call) for call in self.worst_first()[:top]]
+        return Table("", (*_NAMES, *_NUMBERS), rows, numbers=len(_NUMBERS))
+
+    def _row(self, call: LayerCall) -> tuple[str, ...]:
         own, accumulated = call.own, call.accumulated
         return (
             call.label,
             call.kind,
-            ", ".join(map(_name, call.dtypes)),
+            ", ".join(map(dtype_name, call.dtypes)),
             "" if call.inside is None else self.calls[call.inside].label,
             "-" if own is None else own.percent,
             "-" if own is None else f"{own.largest:.3g}",
@@ -178,7 +175,7 @@ class LayerReport:
     def verdict(self) -> str:
         """How far the result is from float32, in one line."""
         kept = f", {', '.join(map(repr, self.keep_float32))} kept" if self.keep_float32 else ""
-        region = f"{_name(self.dtype)} on {self.device}{kept}"
+        region = f"{dtype_name(self.dtype)} on {self.device}{kept}"
         return f"{region}: the result is {self.output} from float32"
 
     def remarks(self) -> list[str]:
@@ -194,7 +191,8 @@ class LayerReport:
         notes: dict[str, list[str]] = {}
         for call in self.calls:
             notes.setdefault(call.note, []).append(call.label)
-        return lines + [f"{note}: {_few(labels)}" for note, labels in notes.items() if note]
+        lines += [f"{note}: {_few(labels)}" for note, labels in notes.items() if note]
+        return [printable(line) for line in lines]
 
     def to_dict(self) -> dict[str, object]:
         """The report in the types that JSON has, keys in the order of the fields."""
@@ -209,7 +207,3 @@ class LayerReport:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

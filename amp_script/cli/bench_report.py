@@ -14,7 +14,9 @@ from amp_script import compute
 from amp_script.accuracy import Difference
 from amp_script.cli import output
 from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Setting
+from amp_script.dtypes import dtype_name
 from amp_script.metadata import plain
+from amp_script.tables import Table
 from amp_script.timing import Times
 
 __all__ = ["Bench", "draw", "show"]
@@ -51,11 +53,8 @@ def show(bench: Bench, *, as_json: bool) -> None:
     if as_json:
         output.line(json.dumps(_as_json(bench), indent=1, allow_nan=False))
         return
-    output.grid(
-        ("milliseconds", "median", "middle half", "times this file", "from float32"),
-        [_row(bench, name) for name in bench.names],
-        right=4,
-    )
+    headings = ("milliseconds", "median", "middle half", "times this file", "from float32")
+    output.grid(Table("", headings, [_row(bench, name) for name in bench.names], numbers=4))
     output.line("")
     output.table(_about(bench))
 
@@ -85,10 +84,10 @@ def _about(bench: Bench) -> Iterator[tuple[str, str]]:
     for name in bench.names:
         yield name, CONTESTANTS[name].about
     setting = bench.setting
-    yield "region", f"{_name(setting.region.dtype)} on {setting.device}"
+    yield "region", f"{dtype_name(setting.region.dtype)} on {setting.device}"
     for path, tensor in setting.of_model.named_tensors():
         sizes = "x".join(map(str, tensor.shape)) or "scalar"
-        yield f"input {path}", f"{_name(tensor.dtype)} {sizes}"
+        yield f"input {path}", f"{dtype_name(tensor.dtype)} {sizes}"
     yield "threads", str(setting.threads)
     yield "rounds", str(_rounds(bench))
     yield "torch", torch.__version__
@@ -103,9 +102,9 @@ def _as_json(bench: Bench) -> dict[str, object]:
     setting = bench.setting
     return {
         "file": str(setting.file),
-        "region": {"device": str(setting.device), "dtype": _name(setting.region.dtype)},
+        "region": {"device": str(setting.device), "dtype": dtype_name(setting.region.dtype)},
         "inputs": [
-            {"name": path, "dtype": _name(tensor.dtype), "shape": list(tensor.shape)}
+            {"name": path, "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
             for path, tensor in setting.of_model.named_tensors()
         ],
         "threads": setting.threads,
@@ -153,7 +152,3 @@ def draw(bench: Bench, file: Path) -> None:
     )
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -12,7 +12,6 @@ import typer
 
 import amp_script
 from amp_script.accuracy import LayerCall, LayerReport
-from amp_script.accuracy.report import HEADINGS
 from amp_script.cli import output, targets
 from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import DTYPES, choice, device_of, example_inputs, moved
@@ -27,6 +26,7 @@ from amp_script.cli.options import (
     Target,
 )
 from amp_script.errors import SubmoduleError, UsageError
+from amp_script.tables import printable
 
 
 def command(
@@ -93,19 +93,19 @@ def command(
 
 
 def _show(report: LayerReport, top: int) -> None:
-    ranked = report.worst_first()
     output.line(report.verdict)
     output.line("")
-    output.grid(HEADINGS, map(report.row, ranked[:top]), right=len(HEADINGS) - 4)
-    if len(ranked) > top:
-        output.line(f"and {len(ranked) - top} more calls: --top N")
+    output.grid(report.table(top))
+    if len(report.calls) > top:
+        output.line(f"and {len(report.calls) - top} more calls: --top N")
     output.line("")
     for remark in report.remarks():
         output.line(remark)
     advice = report.advice
     if advice is not None and advice.worth_it:
         names = [*report.keep_float32, *advice.blocks]
-        output.line("or " + shlex.join(["amp-script", "freeze", "...", *_options(names)]))
+        freeze = shlex.join(["amp-script", "freeze", "...", *_options(names)])
+        output.line(f"or {printable(freeze)}")
 
 
 def _options(names: Sequence[str]) -> list[str]:

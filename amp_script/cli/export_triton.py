@@ -13,6 +13,7 @@ from amp_script.cli import output
 from amp_script.cli.inputs import choice, inputs_if_any, program_call
 from amp_script.cli.options import InputsTarget
 from amp_script.compute import Compute
+from amp_script.dtypes import dtype_name
 from amp_script.errors import AmpScriptError, ExportError, UsageError
 from amp_script.frozen import FrozenModule
 
@@ -113,4 +114,4 @@ def command(
 
 def _described(port: triton.Port) -> str:
     sizes = "x".join("?" if size is None else str(size) for size in port.sizes)
-    return f"{str(port.dtype).removeprefix('torch.')} {sizes}, {port.path}"
+    return f"{dtype_name(port.dtype)} {sizes}, {port.path}"

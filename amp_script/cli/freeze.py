@@ -34,6 +34,7 @@ from amp_script.cli.options import (
     Target,
 )
 from amp_script.cli.targets import ExampleInputs
+from amp_script.dtypes import dtype_name
 from amp_script.errors import AmpScriptError, SubmoduleError, UsageError, VerificationError
 from amp_script.exporting import inputs_of, save_exported
 from amp_script.frozen import FrozenModule
@@ -165,7 +166,7 @@ def _export(request: Request, file: Path) -> Rows:
         save_exported(program, file)
     options = request.options
     region = Region.resolve(options["device_type"], options["dtype"])
-    yield "region", f"{_name(region.dtype)} on {region.device_type}, in the program"
+    yield "region", f"{dtype_name(region.dtype)} on {region.device_type}, in the program"
     if options["keep_float32"]:
         yield "in float32", ", ".join(map(repr, options["keep_float32"]))
     yield from _inputs(inputs_of(program))
@@ -196,7 +197,7 @@ def _difference(report: VerificationReport) -> str:
 
 def _summary(frozen: FrozenModule) -> Rows:
     about = frozen.metadata
-    yield "region", f"{_name(about.dtype)} on {about.device}, {about.compute} kernels"
+    yield "region", f"{dtype_name(about.dtype)} on {about.device}, {about.compute} kernels"
     if about.keep_float32:
         yield "in float32", ", ".join(map(repr, about.keep_float32))
     yield from _inputs(about.inputs)
@@ -227,10 +228,6 @@ def _distance(relative: float | None) -> str:
 
 def _tensor(dtype: torch.dtype | None, shape: Sequence[int | None] | None) -> str:
     if shape is None:
-        return _name(dtype)
+        return dtype_name(dtype)
     sizes = "x".join("?" if size is None else str(size) for size in shape)
-    return f"{_name(dtype)} {sizes or 'scalar'}"
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"{dtype_name(dtype)} {sizes or 'scalar'}"

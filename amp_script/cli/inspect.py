@@ -55,6 +55,6 @@ def _show(report: PrecisionReport) -> None:
     for table in report.tables():
         if table.title:
             output.line(f"\n{table.title}")
-            output.grid(table.headings, table.rows, right=table.numbers)
+            output.grid(table)
         else:
             output.table((name, value) for name, value in table.rows)

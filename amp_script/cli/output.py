@@ -4,11 +4,12 @@ error. Progress appears on a terminal only, so that a pipe or a log gets no more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -19,10 +20,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from amp_script.report.tables import size
+from amp_script.tables import Table, printable, size
 
 __all__ = [
     "error",
@@ -45,7 +46,7 @@ def line(text: str) -> None:
 
 def table(rows: Iterable[tuple[str, str]]) -> None:
     """Print a result's names and values in two columns."""
-    named = list(rows)
+    named = [(printable(name), printable(value)) for name, value in rows]
     width = max(len(name) for name, _ in named)
     for name, value in named:
         Console().print(
@@ -56,29 +57,39 @@ def table(rows: Iterable[tuple[str, str]]) -> None:
         )
 
 
-def grid(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> None:
-    """Print a table with headings; in a pipe its lines are as long as they need to be.
+def grid(contents: Table) -> None:
+    """Print a table with headings.
 
-    Args:
-        headings: of the columns.
-        rows: cells, as many as there are headings.
-        right: how many of the last columns hold numbers, which are aligned on the right.
+    A terminal gets long names folded. In a pipe, and where numbers would have to be cut or names
+    to be folded into slivers, lines are as long as they need to be.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_UNLIMITED)
-    shown = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for index, heading in enumerate(headings):
-        number = index >= len(headings) - right
+    console, unlimited = Console(), Console(width=_UNLIMITED)
+    shown = Grid(
+        box=SIMPLE_HEAD if console.is_terminal else None,
+        collapse_padding=console.is_terminal,  # beside the box, which is another space
+        pad_edge=False,
+        show_edge=False,
+    )
+    first_number = len(contents.headings) - contents.numbers
+    for index, heading in enumerate(contents.headings):
+        number = index >= first_number
         justify: Literal["left", "right"] = "right" if number else "left"
         shown.add_column(heading, justify=justify, overflow="fold", no_wrap=number)
-    for row in rows:
+    for row in contents.rows:
         shown.add_row(*map(Text, row))
-    console.print(shown)
+    columns = list(zip(contents.headings, *contents.rows, strict=True))
+    widths = [max(map(cell_len, column)) for column in columns[:first_number]]
+    least = max(_LEAST_FOLDED, *map(cell_len, contents.headings[:first_number]))
+    foldable = sum(max(0, width - least) for width in widths)
+    fits = unlimited.measure(shown).maximum - foldable <= console.width
+    (console if console.is_terminal and fits else unlimited).print(shown)
 
 
-_UNLIMITED = 10_000
+_UNLIMITED: Final = 10_000
 """Columns of what is no terminal."""
+
+_LEAST_FOLDED: Final = 8
+"""Columns that a folded name has at least; headings stay whole."""
 
 
 def error(text: str) -> None:

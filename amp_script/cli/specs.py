@@ -22,12 +22,13 @@ from typing import Final
 
 import torch
 
+from amp_script.dtypes import dtype_name
 from amp_script.errors import UsageError
 
 __all__ = ["DTYPES", "Range", "TensorSpec", "parse"]
 
 DTYPES: Final = {
-    str(dtype).removeprefix("torch."): dtype
+    dtype_name(dtype): dtype
     for dtype in (
         torch.float32,
         torch.float64,
@@ -161,8 +162,7 @@ def _range(reader: _Reader, dtype: torch.dtype) -> Range:
         raise reader.error(f"a range within {least} and {most}", at=start)
     first = torch.tensor(low, dtype=dtype).item()
     if first > high or (first == high and not closed):
-        name = str(dtype).removeprefix("torch.")
-        raise reader.error(f"a range with values of {name} in it", at=start)
+        raise reader.error(f"a range with values of {dtype_name(dtype)} in it", at=start)
     return Range(low, high, closed)
 
 

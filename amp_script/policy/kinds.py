@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..dtypes import dtype_name
+
 
 class Policy(enum.Enum):
     """What eager autocast does when it meets an operator."""
@@ -74,7 +76,7 @@ class Rule:
 
     def __str__(self) -> str:
         """Write the policy's name with what belongs to it, such as ``CAST_INPUTS(float16)``."""
-        detail = str(self.dtype).removeprefix("torch.") if self.dtype else self.overload
+        detail = dtype_name(self.dtype) if self.dtype else self.overload
         return f"{self.policy.name}({detail})" if detail else self.policy.name
 
 

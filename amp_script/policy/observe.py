@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..dtypes import dtype_name
 from ..errors import UnknownPolicyError
 from ..jit_state import shield
 from .arguments import BY_NAME, Fixed, Floating, arguments_for
@@ -66,9 +67,9 @@ class Situation:
 
     def __str__(self) -> str:
         """Write the dtypes without torch's prefix."""
-        dealt = ", ".join(map(_short, self.argument_dtypes))
-        asked = f", dtype={_short(self.given_dtype)}" if self.given_dtype else ""
-        return f"{_short(self.region_dtype)} region, ({dealt}){asked}"
+        dealt = ", ".join(map(dtype_name, self.argument_dtypes))
+        asked = f", dtype={dtype_name(self.given_dtype)}" if self.given_dtype else ""
+        return f"{dtype_name(self.region_dtype)} region, ({dealt}){asked}"
 
 
 @dataclass(frozen=True)
@@ -291,8 +292,8 @@ class _Seen:
     error: str
 
     def __str__(self) -> str:
-        cast = ", ".join(f"argument {i} to {_short(dtype)}" for i, dtype in self.casts)
-        results = ", ".join(map(_short, self.results))
+        cast = ", ".join(f"argument {i} to {dtype_name(dtype)}" for i, dtype in self.casts)
+        results = ", ".join(map(dtype_name, self.results))
         outcome = f"raises {self.error}" if self.error else f"gives ({results})"
         return f"[{cast or 'no casts'}; {outcome}]"
 
@@ -323,7 +324,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped hoo
                 return func(*args, **keywords)
         if func.namespace != "prim":  # questions such as a fake tensor's device
             given = map(_dtype_of, tree_leaves((args, keywords)))
-            self.calls.append(" ".join([str(func), *(_short(d) for d in given if d is not None)]))
+            dtypes = (dtype_name(dtype) for dtype in given if dtype is not None)
+            self.calls.append(" ".join([str(func), *dtypes]))
         return func(*args, **keywords)
 
 
@@ -385,7 +387,3 @@ def _dtype_of(value: object) -> torch.dtype | None:
     if isinstance(value, torch.Tensor):
         return value.dtype
     return value if isinstance(value, torch.dtype) else None
-
-
-def _short(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")

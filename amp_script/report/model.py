@@ -11,9 +11,11 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
+from amp_script.dtypes import dtype_name
 from amp_script.metadata import InputSpec, Metadata, Verification
+from amp_script.tables import Table, size
 
-from .tables import UNKNOWN, Table, counts_table, dtype_name, size, submodule_label
+from .tables import UNKNOWN, counts_table, submodule_label
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -184,7 +186,7 @@ class PrecisionReport:
                 numbers=2,
             ),
         ]
-        return [table.printable() for table in tables if table.rows]
+        return [table for table in tables if table.rows]
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = [("module", f"{self.name}, {self.kind}")]

@@ -10,8 +10,10 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
+from amp_script.dtypes import dtype_name
+from amp_script.tables import Table, size
+
 from .model import PrecisionReport
-from .tables import Table, dtype_name, size
 
 __all__ = ["page"]
 

@@ -25,6 +25,7 @@ from typing_extensions import ParamSpec
 
 from amp_script.calls import Call, Inputs
 from amp_script.compute import Compute
+from amp_script.dtypes import dtype_name
 from amp_script.errors import (
     AmpScriptError,
     InputError,
@@ -556,4 +557,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _sizes(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"

@@ -11,6 +11,7 @@ from markdown_text import cell, listed, table
 
 from amp_script import devices
 from amp_script.compute import Kind, processor
+from amp_script.dtypes import dtype_name
 from amp_script.lowering.composites import decompositions
 from amp_script.policy import Policy, Rule, autocast_device_types
 from amp_script.policy.tables import ELIGIBLE_DEVICE_TYPES, PRIVATE, TABLES, Table
@@ -78,8 +79,8 @@ def region_dtypes() -> str:
     available = set(autocast_device_types())
     rows = []
     for name, row in devices.ROWS.items():
-        dtypes = "any" if row.dtypes is None else listed(map(_short, row.dtypes))
-        default = _short(torch.get_autocast_dtype(name)) if name in available else ""
+        dtypes = "any" if row.dtypes is None else listed(map(dtype_name, row.dtypes))
+        default = dtype_name(torch.get_autocast_dtype(name)) if name in available else ""
         rows.append((f"`{name}`", dtypes, f"`{default}`" if default else "no autocast"))
     return table(["device type", "dtypes", f"default in torch {torch.__version__}"], rows)
 
@@ -102,7 +103,7 @@ def native_kernels() -> str:
     for dtype, needed in processor.NATIVE.items():
         for instructions, kinds in needed.items():
             shown = [kind.value for kind in Kind if kind in kinds]
-            rows.append((f"`{_short(dtype)}`", instructions, cell(", ".join(shown))))
+            rows.append((f"`{dtype_name(dtype)}`", instructions, cell(", ".join(shown))))
     return table(["dtype", "instructions", "native kernels for"], rows)
 
 
@@ -119,9 +120,5 @@ def _mark(rule: Rule | None) -> str:
     if rule is None:
         return '<td class="policy-none"></td>'
     kind, text = _SHOWN[rule.policy]
-    text = text or _short(rule.dtype)
+    text = text or dtype_name(rule.dtype)
     return f'<td><span class="policy policy-{kind}">{text}</span></td>'
-
-
-def _short(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
