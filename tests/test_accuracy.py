@@ -200,6 +200,60 @@ def test_of_several_tensors_the_worst_counts_and_others_are_left_out() -> None:
     assert Difference(0.5) < Difference(0.6) < Difference(0.1, nans=1) < Difference(0, infinities=2)
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_no_square_overflows_or_vanishes(scale: float) -> None:
+    wanted = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    found = wanted + torch.tensor([0.0, 1.0])
+    got = difference({"x": scale * found}, {"x": scale * wanted})
+    assert got is not None
+    assert got.relative == pytest.approx(distance(found, wanted))
+    assert got.largest == pytest.approx(scale)
+    assert difference({"x": scale * wanted}, {"x": scale * wanted}) == Difference()
+
+
+def test_integers_are_compared_with_floating_point_numbers_as_numbers() -> None:
+    nan = torch.tensor([float("nan"), 2.0])
+    assert difference({"x": torch.tensor([1, 2])}, {"x": nan}) == Difference()
+    got = difference({"x": torch.tensor([True, False])}, {"x": torch.tensor([1.0, 0.5])})
+    assert got == Difference(0.5 / 1.25**0.5, 0.5)
+
+
+class Kind(nn.Module):
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.change = nn.Linear(8, 8), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self.layer(x).float())
+
+
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        (torch.Tensor.to_sparse, torch.Tensor.to_dense),
+        (torch.Tensor.to_sparse_csr, torch.Tensor.to_dense),
+        (lambda x: x.to(torch.float8_e4m3fn), torch.Tensor.float),
+        (
+            lambda x: torch.quantize_per_tensor(x, 1e-3, 0, torch.qint32),
+            torch.Tensor.dequantize,
+        ),
+        (lambda x: torch.nested.nested_tensor([x, x[:1]]), lambda x: torch.cat(x.unbind())),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_results_of_every_kind_are_compared(change: Any, back: Any) -> None:
+    model = Kind(change).eval()
+    report = compare_layers(model, X, dtype=torch.bfloat16)
+    with torch.no_grad():
+        lower, full = back(run(model, X, dtype=torch.bfloat16)), back(model(X))
+    assert report.output.relative == pytest.approx(distance(lower, full))
+    assert report.lost_in_float32 == 0
+    json.loads(report.to_json())
+
+
 # --- the advice -----------------------------------------------------------------------------------
 
 
@@ -238,7 +292,10 @@ def test_a_block_after_the_culprit_may_have_to_be_kept_too() -> None:
     assert not advice.remaining.nonfinite
 
 
-def test_where_the_model_takes_no_float32_from_the_culprit_its_caller_is_kept() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, AssertionError])
+def test_where_the_model_takes_no_float32_from_the_culprit_its_caller_is_kept(
+    error: type[Exception],
+) -> None:
     class Strict(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -248,7 +305,7 @@ def test_where_the_model_takes_no_float32_from_the_culprit_its_caller_is_kept() 
             y = self.layer(x)
             z = self.large(y)
             if y.dtype != z.dtype:
-                raise RuntimeError("expected one dtype")
+                raise error("expected one dtype")
             return self.norm(z)
 
     model = nn.Sequential(nn.Linear(8, 8), Strict(), nn.Linear(8, 2)).eval()
@@ -501,13 +558,13 @@ def test_progress_ends_where_it_says() -> None:
 
 
 class Fails(nn.Module):
-    def __init__(self, *dtypes: torch.dtype) -> None:
+    def __init__(self, *dtypes: torch.dtype, error: type[Exception] = RuntimeError) -> None:
         super().__init__()
-        self.dtypes = dtypes
+        self.dtypes, self.error = dtypes, error
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype in self.dtypes:
-            raise RuntimeError(f"no kernel for {x.dtype}\nand more")
+            raise self.error(f"no kernel for {x.dtype}\nand more")
         return x
 
 
@@ -520,12 +577,22 @@ class Fails(nn.Module):
         (
             nn.Sequential(nn.Linear(8, 8), nn.Sequential(Fails(torch.bfloat16))).eval(),
             ComparisonError,
-            r"fails under autocast, in '1\.0' \(Fails\): no kernel for torch.bfloat16$",
+            r"under autocast, in '1\.0' \(Fails\): RuntimeError: no kernel for torch.bfloat16$",
         ),
         (
             nn.Sequential(nn.Linear(8, 8), Fails(torch.float32)).eval(),
             ComparisonError,
-            r"fails in float32, in '1' \(Fails\): no kernel for torch.float32$",
+            r"fails in float32, in '1' \(Fails\): RuntimeError: no kernel for torch.float32$",
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 8), Fails(torch.float32, error=AssertionError)).eval(),
+            ComparisonError,
+            r"fails in float32, in '1' \(Fails\): AssertionError: no kernel for torch.float32$",
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 8), torch.jit.script(nn.Linear(9, 8))).eval(),
+            ComparisonError,
+            r"fails under autocast, in '1' \(RecursiveScriptModule\): RuntimeError: mat1 and mat2",
         ),
         (nn.Sequential(Says()).eval(), ComparisonError, "there is nothing to compare"),
     ],
@@ -585,5 +652,5 @@ def test_advice_reads_well() -> None:
     assert not Advice(("a",), before, after, 0.9, 3).worth_it
     assert not Advice(("a",), Difference(0.5), Difference(0.4), 0.1, 3).worth_it
     assert str(Advice((), after, after, 0, 2)) == (
-        "none of 2 blocks that were tried does better in float32"
+        "none of the blocks that were tried does better in float32; runs: 2"
     )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from amp_script.accuracy.advice import advise, inside
+from amp_script.accuracy.difference import nonfinite
 from amp_script.accuracy.report import LayerCall, LayerReport
 from amp_script.accuracy.runs import Runs, SubmoduleCall
 from amp_script.calls import Call, Inputs
@@ -113,7 +114,7 @@ def _compare(
         device=runs.region.device_type,
         keep_float32=kept.patterns,
         output=output,
-        lost_in_float32=sum(int((~tensor.isfinite()).sum()) for tensor in full.values()),
+        lost_in_float32=nonfinite(full.values()),
         calls=_layer_calls(runs, calls),
         advice=advice,
         not_called=_not_called(runs, calls),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import total_ordering
 
 import torch
 
-__all__ = ["Difference", "difference"]
+__all__ = ["Difference", "difference", "nonfinite"]
 
 
 @total_ordering
@@ -70,9 +70,13 @@ def difference(
     each = [
         _of_tensors(tensor, wanted[name])
         for name, tensor in found.items()
-        if name in wanted and tensor.shape == wanted[name].shape
+        if name in wanted and _sizes(tensor) == _sizes(wanted[name])
     ]
     return _worst(each) if each else None
+
+
+def _sizes(tensor: torch.Tensor) -> Sequence[torch.Size]:
+    return [part.shape for part in tensor.unbind()] if tensor.is_nested else [tensor.shape]
 
 
 def _worst(each: Iterable[Difference]) -> Difference:
@@ -81,19 +85,24 @@ def _worst(each: Iterable[Difference]) -> Difference:
     return Difference(max(relative), max(largest), sum(infinities), sum(nans))
 
 
+def nonfinite(tensors: Iterable[torch.Tensor]) -> int:
+    """How many elements of tensors are infinite or NaN."""
+    return sum(int((~_computable(tensor).isfinite()).sum()) for tensor in tensors)
+
+
 def _of_tensors(found: torch.Tensor, wanted: torch.Tensor) -> Difference:
     if found.numel() == 0:
         return Difference()
-    found, wanted = (_computable(tensor.detach()) for tensor in (found, wanted))
-    if not (found.is_floating_point() and wanted.is_floating_point()):
+    found, wanted = (_real(_computable(tensor)) for tensor in (found, wanted))
+    if not (found.is_floating_point() or wanted.is_floating_point()):
         share = float((found != wanted).double().mean())
         return Difference(share, float((found.double() - wanted.double()).abs().max()))
     wide = torch.promote_types(torch.promote_types(found.dtype, wanted.dtype), torch.float32)
-    apart = found.to(wide) - wanted.to(wide)
-    norm = _norm(apart)
-    if not math.isfinite(norm):
+    found, wanted = found.to(wide), wanted.to(wide)
+    apart = found - wanted
+    if not apart.isfinite().all():
         return _of_finite_elements(found, wanted)
-    return _relative_to(_norm(wanted), norm, apart)
+    return Difference(_relative(apart, wanted), float(apart.abs().max()))
 
 
 def _of_finite_elements(found: torch.Tensor, wanted: torch.Tensor) -> Difference:
@@ -101,30 +110,45 @@ def _of_finite_elements(found: torch.Tensor, wanted: torch.Tensor) -> Difference
     should_be_finite = wanted.isfinite()
     both = should_be_finite & found.isfinite()
     apart = torch.where(both, found.double() - wanted.double(), 0)
-    measured = _relative_to(_norm(torch.where(both, wanted, 0)), _norm(apart), apart)
-    infinities = int((found.isinf() & should_be_finite).sum())
-    nans = int((found.isnan() & ~wanted.isnan()).sum())
-    return replace(measured, infinities=infinities, nans=nans)
+    return Difference(
+        _relative(apart, torch.where(both, wanted, 0)),
+        float(apart.abs().max()),
+        infinities=int((found.isinf() & should_be_finite).sum()),
+        nans=int((found.isnan() & ~wanted.isnan()).sum()),
+    )
 
 
-def _relative_to(size: float, norm: float, apart: torch.Tensor) -> Difference:
-    return Difference(norm / size if size else norm, float(apart.abs().max()))
+def _relative(apart: torch.Tensor, wanted: torch.Tensor) -> float:
+    norm, scale = _norm(apart)
+    size, its_scale = _norm(wanted)
+    return norm / size * (scale / its_scale) if norm and size else norm * scale
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+def _norm(tensor: torch.Tensor) -> tuple[float, float]:
+    """A norm as a multiple of a scale, so that no square overflows or vanishes in float64."""
+    scale = 1.0
+    if tensor.dtype is torch.float64:
+        _, exponent = math.frexp(float(tensor.abs().max()))
+        scale = math.ldexp(1.0, exponent - 1)
+        tensor = tensor / scale
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)), scale
 
 
 def _computable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values as real numbers, strided, where torch computes with them."""
+    """The same values in a tensor that torch computes with: strided, in a dtype with operators."""
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        tensor = torch.cat([part.flatten() for part in tensor.unbind()])
     if tensor.device.type == "mps":  # which has no float64
         tensor = tensor.cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj())
     if tensor.is_floating_point() and tensor.element_size() == 1:
         return tensor.float()
     return tensor
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

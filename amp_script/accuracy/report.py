@@ -107,7 +107,7 @@ class Advice:
             )
         if self.before == Difference():
             return "nothing to keep in float32: the result is float32's"
-        return f"none of {self.tried} blocks that were tried does better in float32"
+        return f"none of the blocks that were tried does better in float32; runs: {self.tried}"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from amp_script.accuracy.difference import Difference, difference
 from amp_script.calls import Call
 from amp_script.errors import AmpScriptError, ComparisonError
 from amp_script.float32_blocks import Float32Blocks
+from amp_script.gist import gist
 from amp_script.jit_state import DeviceState
 from amp_script.regions import Region
 from amp_script.scripting.script_calls import lowered_script_calls
@@ -146,15 +147,14 @@ class Runs:
                 return _Copies().of(call.run(self.model, call.fresh()))
             except AmpScriptError:
                 raise
-            except RuntimeError as error:
+            except Exception as error:
                 raise ComparisonError(self._failure(where, observer, error)) from error
 
-    def _failure(self, where: str, observer: _Observer, error: RuntimeError) -> str:
+    def _failure(self, where: str, observer: _Observer, error: Exception) -> str:
         module = observer.failed
         name = "" if module is None else self.name(module)
         inside = f", in {name!r} ({type(module).__name__})" if name else ""
-        lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
-        return f"the model fails {where}{inside}: {lines[0].strip()}"
+        return f"the model fails {where}{inside}: {gist(error)}"
 
 
 class _Observer:
@@ -320,7 +320,7 @@ class _InFloat32(_Observer):
             inputs, _ = self._rounded(given, seen.inputs, back=True)
             return difference(found, self._run_again(call.module, forward, inputs, nullcontext()))
         except Exception as error:  # of the user's objects, and of modules run out of their turn
-            call.note = f"cannot be run on its own: {type(error).__name__}: {error}".splitlines()[0]
+            call.note = f"cannot be run on its own: {gist(error)}"
             return None
 
     def _rounded(

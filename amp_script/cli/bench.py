@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from amp_script.cli.inputs import device_of, inputs_if_any, moved, program_call
 from amp_script.cli.options import AsJson, FrozenFile, InputsTarget, Plot, PlotForce
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, TracingError, UsageError
+from amp_script.gist import gist
 from amp_script.regions import Region
 from amp_script.requirements import require_runnable
 from amp_script.structure import tensors_in
@@ -197,7 +197,10 @@ def _run(setting: Setting, names: Sequence[str], repeats: int, seconds: float) -
     ready: dict[str, Run] = {}
 
     def fails(name: str, error: Exception) -> None:
-        errors[name] = _gist(error)
+        # Of this library's errors every line counts.
+        whole = isinstance(error, AmpScriptError)
+        kind = type(error).__name__
+        errors[name] = f"{kind}: {output.one_line(str(error))}" if whole else gist(error)
 
     def make_ready(name: str) -> None:
         ready[name] = ways[name]()
@@ -284,20 +287,3 @@ def _others_quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-
-
-_THROWN: Final = re.compile(r"^[\w.]+: .*", re.MULTILINE)
-"""What was thrown, below the stack that TorchScript tells first, whose lines begin otherwise."""
-
-
-def _gist(error: Exception) -> str:
-    """An error's type and all that this library's say; of others the first line, and of those from
-    a TorchScript program what was thrown there.
-    """
-    kind, text = type(error).__name__, str(error)
-    if isinstance(error, AmpScriptError):
-        return f"{kind}: {output.one_line(text)}"
-    if "TorchScript interpreter" in text and (thrown := _THROWN.search(text)):
-        return thrown[0]
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-    return f"{kind}: {first}"
