@@ -248,8 +248,25 @@ def test_a_program_without_metadata_of_its_inputs_needs_real_ones(
     amp_script.save(amp_script.script(torch.nn.Linear(8, 2)), "scripted.pt")
     assert run(["bench", "scripted.pt", *FEW]) == 2
     assert "says nothing about its inputs; give some with --input" in capsys.readouterr().err
-    shown = _measured(capsys, "scripted.pt", "--input", "3x8", "--against", "native")
-    assert "native" in shown["ways"][1]["name"]
+    shown = _measured(capsys, "scripted.pt", "--input", "3x8")
+    assert [way["name"] for way in shown["ways"]] == ["this file"]
+
+
+def test_a_plan_that_the_file_does_not_have_takes_no_part(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    amp_script.save(amp_script.script(torch.nn.Linear(8, 2)), "scripted.pt")
+    amp_script.save(amp_script.load("net.pt"), "baked.pt", compute="upcast")
+    shown = _measured(capsys, "baked.pt", "--against", "all")
+    assert [way["name"] for way in shown["ways"]] == ["this file", "upcast"]
+    assert not [way for way in shown["ways"] if "error" in way]
+    shown = _measured(capsys, "scripted.pt", "--input", "3x8", "--against", "all")
+    assert [way["name"] for way in shown["ways"]] == ["this file"]
+    for file, plans in (("scripted.pt", "none"), ("baked.pt", "upcast")):
+        assert run(["bench", file, "--against", "packed", *FEW]) == 2
+        shown = capsys.readouterr().err
+        assert "--against packed: a plan that the file does not have here" in shown
+        assert shown.endswith(f"; it has {plans}\n")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

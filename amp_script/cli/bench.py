@@ -21,13 +21,14 @@ from amp_script.artifact import read_metadata
 from amp_script.calls import Call
 from amp_script.cli import output, targets
 from amp_script.cli.bench_report import Bench, draw, show
-from amp_script.cli.contestants import CONTESTANTS, THIS_FILE, Run, Setting, Way
+from amp_script.cli.contestants import CONTESTANTS, PLANS, THIS_FILE, Run, Setting, Way
 from amp_script.cli.files import require_free, require_plots
 from amp_script.cli.inputs import device_of, inputs_if_any, moved, program_call
 from amp_script.cli.options import AsJson, FrozenFile, InputsTarget, Plot, PlotForce
 from amp_script.cli.targets import ExampleInputs
 from amp_script.errors import AmpScriptError, TracingError, UsageError
 from amp_script.gist import gist
+from amp_script.metadata import Metadata
 from amp_script.regions import Region
 from amp_script.requirements import require_runnable
 from amp_script.structure import tensors_in
@@ -54,7 +55,8 @@ def command(
         typer.Option(
             metavar="WAY",
             help=f"What to compare with, once for each: {', '.join(f'`{name}`' for name in NAMES)}"
-            ", or `all`. With --model, all that is installed if not given.",
+            ", or `all` that can run here. If not given: with --model, all that run it and are "
+            "installed; without, the plans that FILE has.",
         ),
     ] = None,
     input_specs: Annotated[
@@ -98,14 +100,16 @@ def command(
 
     Example: `amp-script bench resnet.pt --model models.py:resnet --against recipe`
     """
-    names = _names(against, with_model=model_target is not None)
     if plot is not None:
         require_free(plot, force)
         require_plots(plot)
     given = inputs_if_any(input_specs, inputs_target)
+    metadata = read_metadata(file)
+    place = device_of(device or metadata.device)
+    names = _names(against, _plans(metadata, place), with_model=model_target is not None)
     with _threads(threads), torch.no_grad(), redirect_stdout(sys.stderr):
         with output.step(f"loading {file}" + (f" and {model_target}" if model_target else "")):
-            setting = _setting(file, device, model_target, given)
+            setting = _setting(file, metadata, place, model_target, given)
         bench = _run(setting, names, repeats, seconds)
     if plot is not None:
         with output.step(f"drawing {plot}"):
@@ -115,11 +119,20 @@ def command(
         raise AmpScriptError(f"{file} itself fails: {bench.errors[THIS_FILE]}")
 
 
-def _names(against: Sequence[str] | None, *, with_model: bool) -> list[str]:
+def _plans(metadata: Metadata, place: torch.device) -> list[str]:
+    """The compute plans that a file has on a device."""
+    if metadata.kind == "scripted":
+        return []
+    plans = PLANS if metadata.compute == "native" else (metadata.compute,)
+    return [plan for plan in plans if plan == "native" or place.type == "cpu"]
+
+
+def _names(against: Sequence[str] | None, plans: Sequence[str], *, with_model: bool) -> list[str]:
     """Which contestants take part, the file itself first.
 
     Raises:
-        UsageError: one that is named does not exist, is not installed, or needs the model.
+        UsageError: one that is named does not exist, is not installed, needs the model, or is a
+            plan that the file does not have.
     """
     for name in against or []:
         if name not in (*NAMES, "all"):
@@ -132,12 +145,19 @@ def _names(against: Sequence[str] | None, *, with_model: bool) -> list[str]:
             )
         if name != "all" and CONTESTANTS[name].needs_model and not with_model:
             raise UsageError(f"--against {name} runs the model: name it with --model TARGET")
+        if name in PLANS and name not in plans:
+            raise UsageError(
+                f"--against {name}: a plan that the file does not have here; it has "
+                f"{', '.join(plans) or 'none'}"
+            )
     if against and "all" not in against:
         return [THIS_FILE, *dict.fromkeys(against)]
     possible = [
         name
         for name, contestant in CONTESTANTS.items()
-        if not contestant.missing() and (with_model or not contestant.needs_model)
+        if not contestant.missing()
+        and (with_model or not contestant.needs_model)
+        and (name in plans or name not in PLANS)
     ]
     if against or not with_model:
         return possible
@@ -155,10 +175,12 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _setting(
-    file: Path, device: str | None, model_target: str | None, given: Given | None
+    file: Path,
+    metadata: Metadata,
+    place: torch.device,
+    model_target: str | None,
+    given: Given | None,
 ) -> Setting:
-    metadata = read_metadata(file)
-    place = device_of(device or metadata.device)
     program = amp_script.load(file, map_location=place)
     model = None if model_target is None else targets.load_model(model_target).to(place)
     values = None if given is None else moved(given(), place)
