@@ -10,7 +10,7 @@ native, calls run the plan's form, and the storable one lends it its constants: 
 gets it whole again.
 
 Private names used here, present in torch 2.6 to 2.15: ``RecursiveScriptModule._reconstruct`` and
-``_c``, ``torch._C.ScriptMethod``, ``torch._C._get_tracing_state``,
+``_c``, ``torch._C.ScriptMethod``, ``torch._C.ModuleDict``, ``torch._C._get_tracing_state``,
 ``torch._C.import_ir_module_from_buffer``.
 """
 
@@ -234,7 +234,13 @@ class FrozenModule(RecursiveScriptModule):
 
     def _state(self) -> list[torch.Tensor]:
         """Tensors that are attributes: preserved ones, and those that the program changes."""
-        values = map(self._cpp.getattr, _read_attributes(self._cpp))
+        names = _read_attributes(self._cpp)
+        values = (
+            module.getattr(name)
+            for module in _modules_in(self._cpp)
+            for name in names
+            if module.hasattr(name)
+        )
         return [value for value in values if isinstance(value, torch.Tensor)]
 
     def save_to_buffer(self, **kwargs: Any) -> bytes:
@@ -347,6 +353,14 @@ def _device_and_dtype(*args: Any, **kwargs: Any) -> tuple[torch.device | None, t
     torch_c: Any = torch._C
     device, dtype, _, _ = torch_c._nn._parse_to(*args, **kwargs)
     return device, dtype
+
+
+def _modules_in(cpp_module: CppModule) -> Iterator[CppModule]:
+    """A module and every module inside it, such as a program with another around it."""
+    yield cpp_module
+    children: Any = torch._C.ModuleDict(cpp_module)
+    for _, child in children.items():
+        yield from _modules_in(child)
 
 
 def _read_attributes(cpp_module: CppModule) -> set[str]:
