@@ -14,8 +14,10 @@ from torch import nn
 pytest.importorskip("typer", reason="the command needs the extra `cli`")
 
 import amp_script
+from amp_script.calls import Call
 from amp_script.cli.app import run
 from amp_script.errors import ExportError
+from amp_script.structure import flatten
 from amp_script.triton import repository, write_repository
 
 FLOAT32 = torch.float32
@@ -210,6 +212,93 @@ def test_names_that_collide_are_told_apart() -> None:
     assert names == ["a_x_0", "a_x_1", "a_x"]
 
 
+def test_names_that_are_taken_twice() -> None:
+    inputs = ({"b": torch.randn(2)}, torch.randn(2), torch.randn(2))
+    frozen = _save(lambda a, a_b, a_b_0: (a["b"] - a_b) / a_b_0, inputs)
+    write_repository(frozen, Path("models"), "net")
+    assert [port["name"] for port in _config("models/net")["input"]] == ["a_b_1", "a_b", "a_b_0"]
+    served = torch.jit.load("models/net/1/model.pt")
+    assert torch.equal(served(inputs[0]["b"], *inputs[1:])[0], frozen(*inputs))
+
+
+_X, _Y = torch.arange(4.0).reshape(2, 2), torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (lambda t: t[0] - t[2], ((_X, None, _Y),)),
+        (lambda t: t[0] - t[2], ([_X, None, _Y],)),
+        (lambda t: t[0] - t[2][1], ((_X, ("a", 1.5), (2, _Y, True)),)),
+        (lambda flag, t: t * 2 if flag else t, (True, _X)),
+        (lambda rate, t: t * rate, (float("inf"), _X)),
+        (lambda rate, t: t * rate, (float("nan"), _X)),
+        (lambda count, word, t: t["b"] * (count if word else 1), (3, "a'\"\n", {"b": _X})),
+        (lambda nothing, t: t if nothing is None else nothing, (None, [_X])),
+        (lambda t, e, d: t[0] * (2 + len(e) + len(d)), ([_X], [], {})),
+    ],
+)
+def test_what_is_no_tensor_is_held_fast(model: Callable[..., Any], inputs: Any) -> None:
+    frozen = _save(model, inputs)
+    call = Call.bind(frozen, inputs)
+    write_repository(frozen, Path("models"), "net", call=call)
+    expected, _ = flatten(frozen(*inputs), "output")
+    got = torch.jit.load("models/net/1/model.pt")(*call.tensors)
+    got = [got] if isinstance(got, torch.Tensor) else list(got)
+    pairs = zip(got, expected, strict=True)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def test_a_flag_before_a_tensor_on_the_command_line(folder: Path) -> None:
+    def model(flag: bool, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if flag else x
+
+    frozen = _save(model, (True, _X))
+    Path("mine.py").write_text("import torch\nins = (True, torch.ones(2, 2))\n")
+    args = ["export-triton", "net.pt", "-o", "models", "--inputs", "mine.py:ins"]
+    assert run(args) == 0
+    assert torch.equal(torch.jit.load("models/net/1/model.pt")(_X)[0], frozen(True, _X))
+
+
+def test_inputs_given_in_another_order() -> None:
+    frozen = _save(lambda a, b: a["x"] @ a["y"] - b, ({"x": _X, "y": _X}, _Y))
+    call = Call.bind(frozen, {"b": _Y, "a": {"y": _X, "x": _X}})
+    write_repository(frozen, Path("models"), "net", call=call)
+    served = torch.jit.load("models/net/1/model.pt")
+    assert torch.equal(served(_X, _Y, _Y)[0], frozen({"x": _X, "y": _Y}, _Y))
+
+
+class Counter(nn.Module):
+    """A buffer that each run changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x + self.count
+
+
+@pytest.mark.parametrize(
+    "model", [lambda x: x.add_(1) * 2, lambda x: x + torch.rand(2, 2), Counter().eval()]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_runs_leave_nothing_to_the_next(model: Callable[..., Any], nested: bool) -> None:
+    inputs = (_X.clone(),)
+    frozen = _save((lambda x: [model(x)]) if nested else model, inputs)
+    call = Call.bind(frozen, inputs)
+    write_repository(frozen, Path("models"), "net", call=call)
+    assert torch.equal(inputs[0], _X)
+    served = torch.jit.load("models/net/1/model.pt")
+    for _ in range(3):
+        torch.manual_seed(1)
+        got = served(_X.clone())
+        torch.manual_seed(1)
+        expected, _ = flatten(frozen(_X.clone()), "output")
+        assert torch.equal(got[0] if isinstance(got, tuple) else got, expected[0])
+
+
 @pytest.mark.parametrize("real", [False, True])
 def test_sizes_that_vary_are_free(real: bool) -> None:
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,6 +338,59 @@ def test_the_plan_that_the_server_runs() -> None:
 
 
 # --- what is refused ------------------------------------------------------------------------------
+
+_ALONE = "depends on the other rows"
+_NUMBER = "depends on how many rows are in its batch, or on its place"
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (lambda x: torch.log(x) - x.mean(0), torch.randn(4, 8), _ALONE),
+        (lambda x: (x > x.mean(0)).long(), torch.randn(4, 8), _ALONE),
+        (lambda x: x > x.mean(0), torch.randn(4, 8), _ALONE),
+        (lambda x: x.argmax(0, keepdim=True).expand_as(x), torch.randn(4, 8), _ALONE),
+        (lambda x: x.cumsum(0), torch.randn(4, 8), _ALONE),
+        (lambda x: x * x.mean(), torch.randn(1), _ALONE),
+        (lambda x: x / x.shape[0], torch.randn(4, 8), _NUMBER),
+        (lambda x: x + torch.rand_like(x), torch.randn(4, 8), _NUMBER),
+        (lambda x: torch.where(x.new_full((), x.shape[0]) > 1, x, x / 0), _X + 1, _NUMBER),
+        (lambda x: x * float("nan"), torch.randn(4, 8), "holds no finite number"),
+        (lambda x: x + 1, torch.ones(2, 1, dtype=torch.int64), "rows of the inputs are all alike"),
+    ],
+)
+def test_rows_that_are_not_each_others_business(
+    model: Callable[..., Any], inputs: torch.Tensor, message: str
+) -> None:
+    frozen = _save(model, inputs, check_inputs=[torch.cat([inputs, inputs])])
+    call = Call.bind(frozen, inputs)
+    with pytest.raises(ExportError, match=message):
+        write_repository(frozen, Path("models"), "net", call=call, max_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: (x @ torch.ones(8, 50)).argmax(-1),
+        lambda x: torch.log(x),
+        lambda x: torch.where(x > 0, x, -torch.inf),
+        lambda x: (x @ torch.ones(8, 3000) @ torch.ones(3000, 50)).softmax(-1),
+    ],
+)
+def test_rows_that_stand_alone(model: Callable[..., Any]) -> None:
+    frozen = _save(model, torch.randn(4, 8))
+    write_repository(frozen, Path("models"), "net", max_batch_size=4)
+    assert _config("models/net")["max_batch_size"] == 4
+
+
+def test_what_is_empty() -> None:
+    frozen = _save(lambda x: (x, x[:0]), _X)
+    with pytest.raises(ExportError, match=r"output\[1\] is empty, .*\[0, 2\]; give inputs for"):
+        write_repository(frozen, Path("models"), "net")
+    frozen = _save(lambda x: x.sum(0), _X[:0])
+    with pytest.raises(ExportError, match=r"input x is empty, .*\[0, 2\]; freeze the model with"):
+        write_repository(frozen, Path("models"), "net")
+    assert not Path("models").exists()
 
 
 def _with_a_number(x: torch.Tensor) -> tuple[torch.Tensor, int]:

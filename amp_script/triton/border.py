@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -15,8 +17,9 @@ from amp_script.frozen import FrozenModule
 from amp_script.made_inputs import split_path
 from amp_script.metadata import InputSpec
 from amp_script.structure import Constant, Structure, flatten, leaves
+from amp_script.untouched import seeded
 
-__all__ = ["DATA_TYPES", "Border", "JitType", "Port", "is_kind"]
+__all__ = ["DATA_TYPES", "Border", "JitType", "Port", "is_kind", "place_of", "run"]
 
 DATA_TYPES: Final[Mapping[torch.dtype, str]] = {
     torch.bool: "TYPE_BOOL",
@@ -101,6 +104,27 @@ class Border:
         parts = self.result.elements() if is_kind(self.result, "TupleType") else [self.result]
         return _takes(self.arguments) and all(is_kind(part, "TensorType") for part in parts)
 
+    def tensors_of(self, call: Call) -> dict[str, torch.Tensor]:
+        """A call's tensors by the names of the inputs, in their order."""
+        tensors = {place_of(path): tensor for path, tensor in call.named_tensors()}
+        return {port.name: tensors[place_of(port.path)] for port in self.inputs}
+
+
+def run(program: FrozenModule, call: Call) -> object:
+    """Run a program on copies of its state and its inputs, with the same random numbers each time.
+
+    Raises:
+        RuntimeError: the program fails.
+    """
+    with torch.no_grad(), seeded(program.metadata.device):
+        return call.run(copy.deepcopy(program), call.fresh())
+
+
+def place_of(path: str) -> tuple[str | int, ...]:
+    """A path's argument and keys: calls write a field as a field or as a key."""
+    name, steps = split_path(path)
+    return (name, *steps)
+
 
 def is_kind(kind: JitType, name: str) -> bool:
     """Whether a type of TorchScript is of a kind, such as ``"TensorType"``."""
@@ -129,7 +153,8 @@ def _inputs(specs: Sequence[InputSpec], arguments: Mapping[str, JitType]) -> Ite
             name = str(steps[0])
         elif steps:
             name = "_".join([name, *map(_word, steps)])
-            name = f"{name}_{index}" if name in taken else name
+            names = chain([name], (f"{name}_{number}" for number in count(index)))
+            name = next(free for free in names if free not in taken)
             taken.add(name)
         yield Port(name, spec.name, spec.dtype, spec.shape)
 
@@ -183,8 +208,7 @@ def _grown(program: FrozenModule, call: Call, specs: Sequence[InputSpec]) -> obj
             tensor = torch.cat([tensor, tensor], dim)
         tensors.append(tensor)
     try:
-        with torch.no_grad():
-            return call.run(program, tensors)
+        return run(program, replace(call, tensors=tuple(tensors)))
     except RuntimeError:
         return None
 
@@ -207,4 +231,13 @@ def _require_servable(kind: Literal["input", "output"], port: Port) -> None:
         raise ExportError(
             f"{where} has no dimensions, which Triton does not take; freeze a function that gives "
             "it one"
+        )
+    if 0 in port.sizes:
+        advice = (
+            "freeze the model with an example that holds something"
+            if kind == "input"
+            else "give inputs for which it holds something, or freeze a function without it"
+        )
+        raise ExportError(
+            f"{where} is empty, and Triton takes no size of 0: {list(port.sizes)}; {advice}"
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -18,7 +19,7 @@ from amp_script.frozen import FrozenModule
 from amp_script.made_inputs import make_inputs
 from amp_script.structure import flatten
 from amp_script.triton.adapter import on_tensors
-from amp_script.triton.border import Border, Port
+from amp_script.triton.border import Border, Port, run
 from amp_script.triton.config import KINDS, config
 from amp_script.verification import DISTANCE_IN_EPS, RUNS, ulp_difference
 
@@ -51,7 +52,8 @@ def write_repository(
         max_batch_size: how many rows the server may put into one batch. 0 where the model takes
             whole inputs as they are. Otherwise the first dimension of every input and output is the
             batch: the program is run to see that it takes other batches than the example's, and
-            that a row's result does not depend on the other rows.
+            that a row's result depends neither on the other rows, compared to the bit, nor,
+            integers aside, on how many there are, compared within rounding.
         force: replace what a former call wrote.
 
     Returns:
@@ -73,20 +75,21 @@ def write_repository(
             "load it with map_location"
         )
     stored = FrozenModule.wrap(program, program.metadata, compute=program.metadata.compute)
-    call = call or Call.bind(stored, make_inputs(stored))
+    call = Call.bind(stored, make_inputs(stored) if call is None else _by_name(stored, call))
     result = _run(stored, call)
     border = Border.of(stored, call, result)
+    served = stored if border.is_servable() else on_tensors(stored, border, call)
     if max_batch_size:
         _require_batches(stored, call, border)
-    served = stored if border.is_servable() else on_tensors(stored, border)
     repository.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=repository) as folder:
         written = Path(folder) / name
         (written / PROGRAM).parent.mkdir(parents=True)
         (written / CONFIG).write_text(config(name, border, max_batch_size, device), "utf-8")
         save(served, written / PROGRAM)
-        loaded = load(written / PROGRAM, compute=stored.metadata.compute)
-        _require_same_bits(loaded, served is stored, border, call, result)
+        loaded: Any = load(written / PROGRAM, compute=stored.metadata.compute)
+        asked = call if served is stored else Call.bind(loaded, border.tensors_of(call))
+        _require_same_bits(loaded, asked, border.outputs, result)
         _put_in_place(written, place, Path(folder) / "replaced")
     return border.inputs, border.outputs
 
@@ -134,10 +137,17 @@ def _put_in_place(written: Path, place: Path, aside: Path) -> None:
         raise
 
 
+def _by_name(program: FrozenModule, call: Call) -> dict[str, object]:
+    """A call's arguments, those that go by position under the program's own names."""
+    positional, named = call.arguments()
+    forward: Any = program.forward
+    names = [argument.name for argument in forward.schema.arguments[1:]]
+    return {**dict(zip(names, positional, strict=False)), **named}
+
+
 def _run(program: FrozenModule, call: Call) -> object:
     try:
-        with torch.no_grad():
-            return call.run(program, call.fresh())
+        return run(program, call)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise ExportError(
@@ -149,67 +159,96 @@ def _run(program: FrozenModule, call: Call) -> object:
 def _require_batches(program: FrozenModule, call: Call, border: Border) -> None:
     """Refuse a program whose first dimension is not that of a batch of rows.
 
-    Two rows are run alone and together. A processor sums up in another order for another number of
-    rows, so results need not be equal to the bit.
+    A row that keeps its place in a batch of the same size goes through the same operations,
+    whatever stands next to it: it has to keep its bits, be they of a number, an index or a NaN.
+    Where the size or the place changes, so does the order in which a processor sums up: numbers
+    have to stay near, and integers, which rounding may turn into any other, are not compared.
     """
-    sizes = {
-        port.path: tensor.shape[0] for port, tensor in zip(border.inputs, call.tensors, strict=True)
-    }
-    if len(set(sizes.values())) > 1:
-        said = ", ".join(f"{path} has {size}" for path, size in sizes.items())
+    given = border.tensors_of(call)
+    if len({tensor.shape[0] for tensor in given.values()}) > 1:
+        said = ", ".join(
+            f"{port.path} has {tensor.shape[0]}"
+            for port, tensor in zip(border.inputs, given.values(), strict=True)
+        )
         raise ExportError(
             f"no batch is the first dimension of every input: {said}; use a max_batch_size of 0"
         )
     one = [tensor[:1] for tensor in call.tensors]
-    other = [tensor[-1:].roll(1, -1) for tensor in call.tensors]
-    together = [torch.cat(pair) for pair in zip(one, other, strict=True)]
-    alone, others, both = (_tensors(program, call, rows) for rows in (one, other, together))
-    for port, first, second, pair in zip(border.outputs, alone, others, both, strict=True):
-        expected = (2, *first.shape[1:])
-        if first.shape[0] != 1 or tuple(pair.shape) != expected:
+    other = [_another_row(tensor) for tensor in call.tensors]
+    if all(map(torch.equal, one, other)):
+        raise ExportError(
+            "the rows of the inputs are all alike, which cannot show whether they depend on one "
+            "another; give inputs with two rows that differ, or use a max_batch_size of 0"
+        )
+    batches = [(one,), (other,), (one, other), (one, one), (other, other)]
+    outputs = [_outputs(program, call, [*zip(*rows, strict=True)]) for rows in batches]
+    for port, first, second, both, firsts, seconds in zip(border.outputs, *outputs, strict=True):
+        if first.shape[0] != 1 or tuple(both.shape) != (2, *first.shape[1:]):
             raise ExportError(
                 f"output {port.path} has {list(first.shape)} as its sizes for one row and "
-                f"{list(pair.shape)} for two, so that its first dimension is no batch; use a "
+                f"{list(both.shape)} for two, so that its first dimension is no batch; use a "
                 "max_batch_size of 0"
             )
-        limit = DISTANCE_IN_EPS * torch.finfo(program.metadata.dtype or torch.bfloat16).eps
-        if _distance(pair, torch.cat([first, second])) > limit:
+        if both.is_floating_point() and not both.isfinite().any():
+            raise ExportError(
+                f"output {port.path} holds no finite number, which cannot show whether its rows "
+                "depend on one another; give other inputs, or use a max_batch_size of 0"
+            )
+        if not (_is_same(both[:1], firsts[:1]) and _is_same(both[1:], seconds[1:])):
             raise ExportError(
                 f"a row of output {port.path} depends on the other rows of its batch; use a "
                 "max_batch_size of 0"
             )
+        limit = DISTANCE_IN_EPS * torch.finfo(program.metadata.dtype or torch.bfloat16).eps
+        if not _distance(both, torch.cat([first, second])) <= limit:
+            raise ExportError(
+                f"a row of output {port.path} depends on how many rows are in its batch, or on its "
+                "place among them; use a max_batch_size of 0"
+            )
 
 
-def _tensors(
-    program: FrozenModule, call: Call, tensors: Sequence[torch.Tensor]
+def _another_row(tensor: torch.Tensor) -> torch.Tensor:
+    """The last row; where it equals the first, one made from it that does not, if there is any."""
+    first, last = tensor[:1], tensor[-1:]
+    made = [last, last.roll(1, -1), *([last / 2] if last.is_floating_point() else [])]
+    return next((row for row in made if not torch.equal(row, first)), last)
+
+
+def _outputs(
+    program: FrozenModule, call: Call, rows: Sequence[Sequence[torch.Tensor]]
 ) -> list[torch.Tensor]:
-    return flatten(_run(program, replace(call, tensors=tuple(tensors))), "output")[0]
+    """Run the program on a batch, given the rows of each input."""
+    batch = replace(call, tensors=tuple(torch.cat(list(each)) for each in rows))
+    return flatten(_run(program, batch), "output")[0]
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype is other.dtype and one.shape == other.shape and ulp_difference(one, other) == 0
 
 
 def _distance(given: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of the difference over the norm; 0 for integers, which rounding may turn."""
+    """The norm of the difference of finite numbers over their norm; 0 for integers.
+
+    It is infinity where one tensor has a finite number and the other has none.
+    """
     if not expected.is_floating_point():
         return 0.0
-    difference = (given.double() - expected.double()).norm()
-    return float(difference / (expected.double().norm() or 1.0))
+    finite = expected.isfinite()
+    if not torch.equal(given.isfinite(), finite):
+        return math.inf
+    difference = (given[finite].double() - expected[finite].double()).norm()
+    return float(difference / (expected[finite].double().norm() or 1.0))
 
 
 def _require_same_bits(
-    program: Callable[..., object],
-    served_as_it_is: bool,
-    border: Border,
-    call: Call,
-    result: object,
+    program: FrozenModule, call: Call, outputs: Sequence[Port], result: object
 ) -> None:
     """Run what was written as the server does, and compare it with the program's result."""
-    given = {port.name: tensor for port, tensor in zip(border.inputs, call.tensors, strict=True)}
     expected, _ = flatten(result, "output")
     for _ in range(RUNS):
-        with torch.no_grad():
-            again = call.run(program, call.fresh()) if served_as_it_is else program(**given)
-        got, _ = flatten(again, "output")
-        for port, one, other in zip(border.outputs, got, expected, strict=True):
-            if one.dtype is not other.dtype or ulp_difference(one, other) != 0:
+        got, _ = flatten(_run(program, call), "output")
+        for port, one, other in zip(outputs, got, expected, strict=True):
+            if not _is_same(one, other):
                 raise ExportError(
                     f"the program that was written gives another {port.path} than the one that it "
                     "was written from, which is an error of this library's; please report it"
