@@ -223,3 +223,40 @@ class Hostile(nn.Module):
     @torch.jit.export
     def type(self, x: Any, device: torch.device) -> int:
         return 3
+
+
+class Limit(enum.Enum):
+    NONE = float("inf")
+    BELOW = float("-inf")
+    UNKNOWN = float("nan")
+    SOME = 1.5
+
+
+@torch.jit.script
+class Final:
+    def __init__(self, value: int):
+        self.float = value
+
+    def go(self, self_: int, limit: float = float("inf"), at: Tensor = torch.ones(1)) -> int:  # noqa: B008
+        return self.float
+
+
+class Shadowing(nn.Module):
+    """Members and parameters with the names that a stub gives to what it makes way for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch, self._torch, self._torch2, self._default = 1, 2, 3, 4
+        self.final = Block()
+        self.protocol = Block(4)
+        self.limit = Limit.NONE
+
+    def forward(
+        this,  # noqa: N805
+        self: Tensor,
+        _self: Final,
+        by: float = float("-inf"),
+        default: Tensor = torch.ones(2),  # noqa: B008
+    ) -> Tuple[Tensor, float, int, Limit]:
+        held = this.torch + this._torch + this._torch2 + this._default
+        return self, by, held, this.limit

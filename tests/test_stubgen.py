@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import pytest
 import torch
 from checkers import mypy, pyright, unexpected
-from stub_models import Hostile, Unsaveable, Zoo
+from stub_models import Hostile, Shadowing, Unsaveable, Zoo
 from torch import nn
 from torch.jit.annotations import try_ann_to_type
 
@@ -80,6 +80,7 @@ def models() -> dict[str, torch.jit.ScriptModule]:
         "zoo_loaded": _saved_and_loaded(zoo),
         "unsaveable": torch.jit.script(Unsaveable()),
         "hostile": torch.jit.script(Hostile()),
+        "shadowing": torch.jit.script(Shadowing()),
         "function": _saved_and_loaded(traced),
         "silero": torch.jit.load(_silero(), map_location="cpu"),
         "minilm": _minilm(),
@@ -225,7 +226,7 @@ def _declared(model: torch.jit.ScriptModule, names: type) -> Iterator[tuple[str,
 
 
 NAMES = [
-    *("zoo", "zoo_loaded", "unsaveable", "hostile", "function", "silero", "minilm"),
+    *("zoo", "zoo_loaded", "unsaveable", "hostile", "shadowing", "function", "silero", "minilm"),
     *_torch_modules(),
 ]
 
@@ -345,6 +346,77 @@ def test_a_parameter_that_python_cannot_hold_becomes_positional() -> None:
     module = Module("Net", (), (), (), (), (Method("forward", parameters, tensor),), ())
     text = render(module, {}, "Net")
     assert "def forward(self, x: Tensor, class_: Tensor, /, y: Tensor) -> Tensor: ..." in text
+
+
+class Plain(nn.Module):
+    rate: Final[float]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = float("inf")
+        self.layer = nn.Linear(1, 1)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        n: int = 1,
+        f: float = float("nan"),
+        s: str = "",
+        default: torch.Tensor = torch.ones(1),  # noqa: B008
+    ) -> dict[str, bool]:
+        return {s: True}
+
+
+WRITTEN_WITH = [
+    *("Any", "Final", "NotImplementedError", "Tensor", "_default", "annotations", "bool"),
+    *("builtins", "dict", "float", "int", "self", "str", "torch", "typing"),
+]
+
+
+@pytest.fixture(scope="module")
+def named_as_the_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a stub and a module whose class has each name that they are written with."""
+    folder = tmp_path_factory.mktemp("named")
+    model = torch.jit.script(Plain())
+    for name in WRITTEN_WITH:
+        folder.joinpath(f"stub_{name}.pyi").write_text(generate_stub(model, name))
+        text = generate_stub(model, name, importable=True)
+        folder.joinpath(f"module_of_{name}.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_checkers_accept_a_class_named_as_the_text(checker: Any, named_as_the_text: Path) -> None:
+    files = sorted(named_as_the_text.glob("*.py*"))
+    assert len(files) == 2 * len(WRITTEN_WITH)
+    assert unexpected(checker, files, path=[named_as_the_text]) == []
+
+
+@pytest.mark.parametrize("name", WRITTEN_WITH)
+def test_a_class_named_as_the_text_is_imported(
+    name: str, named_as_the_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(named_as_the_text)
+    module = importlib.import_module(f"module_of_{name}")
+    check(torch.jit.script(Plain()), getattr(module, name))
+
+
+def test_parameters_that_python_would_hold_twice() -> None:
+    tensor = Annotation("Tensor")
+    parameters = tuple(Parameter(name, tensor) for name in ("self", "x.1", "x_1"))
+    module = Module("Net", (), (), (), (), (Method("forward", parameters, tensor),), ())
+    text = render(module, {}, "Net")
+    assert "(_self, self: Tensor, x_12: Tensor, /, x_1: Tensor) -> Tensor: ..." in text
+
+
+def test_an_input_whose_name_would_end_the_docstring() -> None:
+    key = 'a"""\'b'
+    frozen = amp_script.trace_and_freeze(
+        lambda batch: batch[key] + 1, ({key: torch.ones(1)},), verify=False
+    )
+    namespace: dict[str, Any] = {"__name__": "net"}
+    exec(generate_stub(frozen, "Net", importable=True), namespace)
+    assert f"batch[{key!r}]: float32" in namespace["Net"].forward.__doc__
 
 
 @pytest.mark.parametrize("name", ["class", "two words", "", "1st"])

@@ -260,7 +260,7 @@ def _definition(kind: Kind, node: ast.ClassDef) -> Definition:
             annotation = Annotation.parse(ast.unparse(part.annotation))
             members.append(Member(ast.unparse(part.target), annotation))
         elif isinstance(part, ast.Assign):
-            members.append(Member(ast.unparse(part.targets[0]), None, ast.unparse(part.value)))
+            members.append(Member(ast.unparse(part.targets[0]), None, _value_text(part.value)))
         elif isinstance(part, ast.FunctionDef):
             methods.append(_read_method(part))
     return Definition(kind, tuple(members), tuple(methods))
@@ -284,9 +284,20 @@ def _read_method(node: ast.FunctionDef) -> Method:
 
 def _default_text(node: ast.expr) -> str:
     try:
-        return literal(ast.literal_eval(node))
+        return _value_text(node)
     except ValueError:
         return "..."
+
+
+def _value_text(node: ast.expr) -> str:
+    """Python text for a value in a program, where infinity and NaN stand as names.
+
+    Raises:
+        ValueError: no value that a stub can hold.
+    """
+    text = ast.unparse(node)
+    is_name = text in ("inf", "-inf", "nan", "-nan")
+    return literal(float(text) if is_name else ast.literal_eval(node))
 
 
 ANY: Final = Annotation("Any")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import keyword
 import re
@@ -29,7 +30,16 @@ _BASES: Final[Mapping[str, str]] = {
     "tuple": "typing.NamedTuple",
 }
 
-_DEFAULT: Final = "_default"
+_IN_TEXTS: Final = frozenset(
+    {
+        *_BASES.values(),
+        "builtins.NotImplementedError",
+        "torch.jit.ScriptModule",
+        "typing.Any",
+        "typing.Final",
+    }
+)
+"""Python names that a stub is written with, beside those of types."""
 
 _NOT_IMPORTED_BY_TORCH: Final = frozenset({"torch.distributed.rpc"})
 
@@ -60,7 +70,8 @@ def render(
     writer = _Writer(names, importable, tuple(inputs))
     classes = [*writer.definitions(definitions), list(writer.module(class_name, module, summary))]
     gap = "\n\n\n" if importable else "\n\n"
-    return gap.join("\n".join(lines) for lines in [writer.head(module), *classes]) + "\n"
+    head = writer.head(module, definitions)
+    return gap.join("\n".join(lines) for lines in [head, *classes]) + "\n"
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -72,13 +83,12 @@ class _Names:
     def __init__(
         self, module: Module, definitions: Mapping[str, Definition], class_name: str
     ) -> None:
-        self._members = {name for part in module.walk() for name in _member_names(part)}
-        self._members |= {
-            name for definition in definitions.values() for name in _names_in(definition)
-        }
+        members = {name for part in module.walk() for name in _member_names(part)}
+        members |= {name for definition in definitions.values() for name in _names_in(definition)}
         self._imported: dict[str, set[str]] = {}
         self._defined: dict[str, str] = {}
-        taken = self._members | {class_name} | {_short(name) for name in python_names()}
+        spelled = {_bound(name) for name in python_names() | _IN_TEXTS}
+        taken = members | {class_name} | spelled
         first: dict[tuple[str, Definition], str] = {}
         for qualified, definition in definitions.items():
             key = (_short(qualified), definition)
@@ -86,7 +96,9 @@ class _Names:
                 first[key] = _free(_identifier(_short(qualified)), taken)
                 taken.add(first[key])
             self._defined[qualified] = first[key]
-        self.top_level = frozenset(taken - self._members)
+        self.top_level = frozenset(taken - members)
+        self._taken = members | {class_name, *first.values()}
+        self.default = _free("_default", self._taken)
 
     def defined(self, qualified: str) -> str:
         """Name in the stub of a type that the program defines."""
@@ -97,24 +109,38 @@ class _Names:
         if is_defined_by_program(name):
             return self._defined.get(name, self.spell("torch.ScriptObject"))
         module, _, short = name.rpartition(".")
-        if module == "builtins" and short not in self._members:
+        if module == "builtins" and self._alias(short) == short:
             return short
-        if module in ("builtins", "enum", "typing") or name == "torch.Tensor":
+        if _bound(name) == short:
             return self._import(module, short)
         top, _, rest = name.partition(".")
         self._import("", module if module in _NOT_IMPORTED_BY_TORCH else top)
         return f"{self._alias(top)}.{rest}"
 
     def _import(self, module: str, name: str) -> str:
+        self._imported.setdefault(module, set()).add(self.binding(name))
+        return self._alias(name.partition(".")[0])
+
+    def binding(self, name: str) -> str:
+        """What an import statement says of a name, so that it binds one that is free."""
         top = name.partition(".")[0]
         alias = self._alias(top)
         # `import a.b as _a` would bind b.
-        bound = (name,) if alias == top else (top, "as", alias)
-        self._imported.setdefault(module, set()).add(" ".join(bound))
-        return alias
+        return name if alias == top else f"{top} as {alias}"
 
     def _alias(self, name: str) -> str:
-        return f"_{name}" if name in self._members else name
+        return _free(f"_{name}", self._taken) if name in self._taken else name
+
+    def value(self, text: str) -> str:
+        """Text for a constant; infinity and NaN are written with a name of Python."""
+        float_ = self.spell("builtins.float") if 'float("' in text else "float"
+        if float_ == "float":
+            return text
+        tree = ast.parse(text, mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                node.id = float_
+        return ast.unparse(tree)
 
     def imports(self) -> list[str]:
         """Import statements for everything that was spelled."""
@@ -135,6 +161,13 @@ def _member_names(module: Module) -> Iterator[str]:
 def _names_in(definition: Definition) -> Iterator[str]:
     yield from (member.name for member in definition.members)
     yield from (method.name for method in definition.methods)
+
+
+def _bound(name: str) -> str:
+    """The name that an import binds for a full Python name: its last part, or its package."""
+    module, _, short = name.rpartition(".")
+    by_itself = module in ("builtins", "enum", "typing") or name == "torch.Tensor"
+    return short if by_itself else name.partition(".")[0]
 
 
 def _short(name: str) -> str:
@@ -177,22 +210,18 @@ class _Writer:
     importable: bool
     inputs: tuple[str, ...]
 
-    def head(self, module: Module) -> list[str]:
+    def head(self, module: Module, definitions: Mapping[str, Definition]) -> list[str]:
         about = f"Types of the TorchScript module {module.original_name}, written by amp-script."
-        future = ["", "from __future__ import annotations"] if self.importable else []
-        unknown = self.names.spell("typing.Any") if self._has_unknown_default(module) else ""
+        annotations = self.names.binding("annotations")
+        future = ["", f"from __future__ import {annotations}"] if self.importable else []
+        methods = [method for part in module.walk() for method in part.methods]
+        methods += [method for definition in definitions.values() for method in definition.methods]
+        has_unknown = self.importable and any(map(_has_unknown_default, methods))
+        unknown = self.names.spell("typing.Any") if has_unknown else ""
         imports = self.names.imports()
-        stand_in = ["", f"{_DEFAULT}: {unknown} = ...  # for a value that the program holds"]
+        about_default = "# for a value that the program holds"
+        stand_in = ["", f"{self.names.default}: {unknown} = ...  {about_default}"]
         return [f'"""{about}"""', *future, "", *imports, *(stand_in if unknown else [])]
-
-    def _has_unknown_default(self, module: Module) -> bool:
-        """Whether a default has no text, which a stub file may leave out and a module may not."""
-        return self.importable and any(
-            parameter.default == "..."
-            for part in module.walk()
-            for method in part.methods
-            for parameter in method.parameters
-        )
 
     def definitions(self, definitions: Mapping[str, Definition]) -> Iterator[list[str]]:
         written = set()
@@ -210,7 +239,7 @@ class _Writer:
         body = [
             f"{member.name}: {self._type(member.annotation)}{_hides(member.name, tuple_=True)}"
             if member.value is None
-            else f"{member.name} = {member.value}"
+            else f"{member.name} = {self.names.value(member.value)}"
             for member in definition.members
         ]
         for method in definition.methods:
@@ -276,7 +305,7 @@ class _Writer:
         else:
             final = self.names.spell("typing.Final")
             kind = "" if member.annotation is None else f"[{self._type(member.annotation)}]"
-            yield f"{member.name}: {final}{kind} = {member.value}{note}"
+            yield f"{member.name}: {final}{kind} = {self.names.value(member.value)}{note}"
 
     def _method(
         self, method: Method, docstring: tuple[str, ...] = (), *, hides: bool = True
@@ -285,7 +314,8 @@ class _Writer:
         note = _hides(method.name) if hides else ""
         result = self._type(method.result)
         lines = _docstring(docstring) if docstring else []
-        body = [*lines, "raise NotImplementedError"] if self.importable else lines
+        error = self.names.spell("builtins.NotImplementedError") if self.importable else ""
+        body = [*lines, f"raise {error}"] if error else lines
         head = f"def {method.name}({parameters}) -> {result}:"
         if body:
             yield head + note
@@ -295,17 +325,19 @@ class _Writer:
 
     def _parameters(self, parameters: tuple[Parameter, ...]) -> Iterator[str]:
         positional = [index for index, part in enumerate(parameters) if not _holds(part.name)]
+        names = _parameter_names(parameters)
         keyword_only = False
-        yield "self"
+        # Checkers take another name than self for the receiver where it is a private one.
+        yield _free("_self", names) if "self" in names else "self"
         for index, parameter in enumerate(parameters):
             if parameter.keyword_only and not keyword_only:
                 keyword_only = True
                 yield "*"
-            text = f"{_identifier(parameter.name)}: {self._type(parameter.annotation)}"
+            text = f"{names[index]}: {self._type(parameter.annotation)}"
             default = parameter.default
             if default == "..." and self.importable:
-                default = _DEFAULT
-            yield text if default is None else f"{text} = {default}"
+                default = self.names.default
+            yield text if default is None else f"{text} = {self.names.value(default)}"
             if positional and index == positional[-1]:
                 yield "/"
 
@@ -317,8 +349,27 @@ class _Writer:
         )
 
 
+def _parameter_names(parameters: tuple[Parameter, ...]) -> list[str]:
+    """Names that Python can hold, each once."""
+    taken = {parameter.name for parameter in parameters if _holds(parameter.name)}
+    names = []
+    for parameter in parameters:
+        name = parameter.name
+        if not _holds(name):
+            name = _free(_identifier(name), taken)
+            taken.add(name)
+        names.append(name)
+    return names
+
+
+def _has_unknown_default(method: Method) -> bool:
+    """Whether a default has no text, which a stub file may leave out and a module may not."""
+    return any(parameter.default == "..." for parameter in method.parameters)
+
+
 def _docstring(inputs: tuple[str, ...]) -> list[str]:
-    return ['"""Run the model.', "", "Args:", *(f"{_INDENT}{line}" for line in inputs), '"""']
+    escaped = (line.replace("\\", r"\\").replace('"""', r"\"\"\"") for line in inputs)
+    return ['"""Run the model.', "", "Args:", *(f"{_INDENT}{line}" for line in escaped), '"""']
 
 
 def _noted(name: str, kind: str) -> str:
