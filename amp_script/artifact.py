@@ -138,7 +138,8 @@ def load(
 
     Raises:
         ArtifactError: the file is missing, damaged, or none of ours; the message names it.
-        ArgumentError: the path is none, or there is no device ``map_location`` here.
+        ArgumentError: the path is none, ``like`` is no class that describes a module, or there is
+            no device ``map_location`` here.
         StubMismatchError: the program is not what ``like`` says.
         ValueError: there is no such plan for the program.
     """

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, get_type_hints
+from typing import Any, ClassVar, Final, get_type_hints
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from torch.jit.annotations import try_ann_to_type
 
 import amp_script
 from amp_script.cli import app
-from amp_script.errors import StubMismatchError, StubsError, TracingWarning
+from amp_script.errors import ArgumentError, StubMismatchError, StubsError, TracingWarning
 from amp_script.stubgen import generate_stub
 from amp_script.stubgen.annotations import Annotation
 from amp_script.stubgen.conformance import check
@@ -470,6 +470,46 @@ class Nested(torch.jit.ScriptModule):
     torch: Promises
 
 
+class PromisesByOtherMeans(torch.jit.ScriptModule):
+    out_features = 3
+    slope = 2.0
+
+    @property
+    def in_features(self) -> str: ...  # type: ignore[empty-body]
+
+    @property
+    def shape(self) -> int: ...  # type: ignore[empty-body]
+
+    @staticmethod
+    def forward(x: int) -> torch.Tensor: ...  # type: ignore[empty-body]
+
+    @classmethod
+    def make(cls) -> torch.Tensor: ...  # type: ignore[empty-body]
+
+
+class LooksFromAfar(torch.jit.ScriptModule):
+    bias: ClassVar[torch.Tensor]
+    out_features = 1
+
+    class Inside: ...
+
+    @property
+    def in_features(self) -> float: ...  # type: ignore[empty-body]
+
+    @staticmethod
+    def forward(input: torch.Tensor) -> torch.Tensor: ...  # type: ignore[empty-body]
+
+
+class KeepsItsClass(torch.jit.ScriptModule):
+    Hostile: nn.ReLU
+    Any: nn.Module
+    Runs: Any
+
+
+class NamesNothing(torch.jit.ScriptModule):
+    weight: "Undefined"  # type: ignore[name-defined]  # noqa: F821
+
+
 @pytest.mark.parametrize(
     ("like", "expected"),
     [
@@ -485,6 +525,17 @@ class Nested(torch.jit.ScriptModule):
                 "missing: the program has no such attribute",
             ],
         ),
+        (
+            PromisesByOtherMeans,
+            [
+                "out_features: is 1, not 3",
+                "slope: the program has no such attribute",
+                "in_features: is int, not str",
+                "shape: the program has no such attribute",
+                "forward: parameter 1 is 'input', not 'x'",
+                "make: the program has no such method",
+            ],
+        ),
     ],
 )
 def test_every_difference_is_named(like: type, expected: list[str]) -> None:
@@ -494,7 +545,7 @@ def test_every_difference_is_named(like: type, expected: list[str]) -> None:
     assert f"Linear is not what {like.__name__} says" in str(raised.value)
 
 
-@pytest.mark.parametrize("like", [Takes, TakesAnything])
+@pytest.mark.parametrize("like", [Takes, TakesAnything, LooksFromAfar])
 def test_a_signature_may_say_less(like: type) -> None:
     check(torch.jit.script(nn.Linear(1, 1)), like)
 
@@ -503,6 +554,25 @@ def test_submodules_are_compared_too() -> None:
     with pytest.raises(StubMismatchError) as raised:
         check(torch.jit.script(Hostile()), Nested)
     assert "torch.score: the program has no such method" in raised.value.differences
+    with pytest.raises(StubMismatchError) as raised:
+        check(torch.jit.script(Hostile()), KeepsItsClass)
+    assert list(raised.value.differences) == ["Hostile: a submodule, not ReLU"]
+
+
+@pytest.mark.parametrize(
+    "like", [0, int, nn.Linear, list[int], TypedScriptModule[[torch.Tensor], torch.Tensor]]
+)
+def test_what_describes_no_module_is_refused(like: Any, tmp_path: Path) -> None:
+    amp_script.save(amp_script.script(nn.Linear(1, 1)), tmp_path / "net.pt")
+    with pytest.raises(
+        ArgumentError, match=r"like is .*: expected a subclass of torch\.jit\.Script"
+    ):
+        amp_script.load(tmp_path / "net.pt", like=like)
+
+
+def test_annotations_that_name_nothing() -> None:
+    with pytest.raises(ArgumentError, match=r"NamesNothing: .* name 'Undefined' is not def"):
+        check(torch.jit.script(nn.Linear(1, 1)), NamesNothing)
 
 
 def test_a_description_is_no_module() -> None:

@@ -1,9 +1,10 @@
 """Whether a script module is what a stub class says it is.
 
-``load(path, like=Encoder)`` gives a module the type ``Encoder`` without a cast: every method and
-attribute that the class declares is compared with the program. What the class leaves out is not
-looked at, and it may promise less than the program holds: fewer trailing parameters, a narrower
-type to take, a wider one to give.
+``load(path, like=Encoder)`` gives a module the type ``Encoder`` without a cast: every method,
+attribute and property that the class declares is compared with the program, up to what torch's own
+class has. What the class leaves out is not looked at, and it may promise less than the program
+holds: fewer trailing parameters, a narrower type to take, a wider one to give. Not compared are
+values of defaults, special methods but ``__call__``, and private names without an annotation.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import enum
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from amp_script.errors import StubMismatchError
+from amp_script.errors import ArgumentError, StubMismatchError
 from amp_script.stubgen.annotations import Annotation
 from amp_script.stubgen.program import (
     Definition,
@@ -67,8 +68,17 @@ def check(module: torch.jit.ScriptModule, like: type[torch.jit.ScriptModule]) ->
             methods, attributes and, as attributes of such a class, submodules.
 
     Raises:
+        ArgumentError: ``like`` is no such class, or has annotations that name nothing.
         StubMismatchError: lists everything that the class says and the module is not.
     """
+    if not isinstance(like, type) or not issubclass(like, torch.jit.ScriptModule):
+        raise ArgumentError(
+            "like",
+            _text(like),
+            "a subclass of torch.jit.ScriptModule or amp_script.typing.TypedScriptModule",
+            "Write one with amp-script stubgen, or by hand: "
+            "class Net(TypedScriptModule[[Tensor], Tensor]): ...",
+        )
     described, definitions = describe(module)
     differences = list(_Comparison(definitions).module(described, like, ""))
     if differences:
@@ -86,21 +96,36 @@ class _Comparison:
         for owner in _described_by(like):
             hints = _hints(owner, owner)
             for name, value in vars(owner).items():
-                if inspect.isfunction(value) and not _repeats_forward(name, value, owner):
-                    method = methods.get("forward" if name == "__call__" else name)
-                    yield from self._method(method, value, owner, f"{path}{name}")
+                inside = f"{path}{name}"
+                receivers = 0 if isinstance(value, staticmethod) else 1
+                if isinstance(value, (staticmethod, classmethod)):
+                    value = value.__func__
+                if inspect.isfunction(value):
+                    if not _repeats_forward(name, value, owner):
+                        method = methods.get("forward" if name == "__call__" else name)
+                        yield from self._method(method, value, receivers, owner, inside)
+                elif isinstance(value, property):
+                    hint = _hints(value.fget, owner).get("return", Any) if value.fget else Any
+                    yield from self._attribute(module, name, hint, owner, inside)
+                elif not (name in hints or name.startswith("_") or isinstance(value, type)):
+                    yield from self._attribute(module, name, Any, owner, inside)
             for name in inspect.get_annotations(owner):
                 yield from self._attribute(module, name, hints[name], owner, f"{path}{name}")
             yield from self._base(methods.get("forward"), owner, path)
 
     def _method(
-        self, method: Method | None, declared: Callable[..., object], owner: type, path: str
+        self,
+        method: Method | None,
+        declared: Callable[..., object],
+        receivers: int,
+        owner: type,
+        path: str,
     ) -> Iterator[str]:
         if method is None:
             yield f"{path}: the program has no such method"
             return
         hints = _hints(declared, owner)
-        parameters = list(inspect.signature(declared).parameters.values())[1:]
+        parameters = list(inspect.signature(declared).parameters.values())[receivers:]
         if [parameter.kind for parameter in parameters] != [_VAR_POSITIONAL, _VAR_KEYWORD]:
             yield from self._parameters(method, parameters, hints, path)
         yield from self._result(method.result, hints.get("return", Any), path)
@@ -150,16 +175,16 @@ class _Comparison:
     ) -> Iterator[str]:
         children = dict(module.children)
         if name in children:
-            if not (isinstance(hint, type) and issubclass(hint, torch.nn.Module)):
-                yield f"{path}: a submodule, not {_text(hint)}"
-            elif issubclass(hint, torch.jit.ScriptModule):
+            if isinstance(hint, type) and issubclass(hint, torch.jit.ScriptModule):
                 yield from self.module(children[name], hint, f"{path}.")
+            elif hint not in (Any, object, torch.nn.Module):
+                yield f"{path}: a submodule, not {_text(hint)}"
             return
         members = {member.name: member for member in _members(module)}
         if name not in members:
             yield f"{path}: the program has no such attribute"
             return
-        if get_origin(hint) is Final:
+        if get_origin(hint) in (ClassVar, Final):
             (hint,) = get_args(hint)
         held = members[name].annotation
         value = literal(vars(owner)[name]) if name in vars(owner) else None
@@ -234,7 +259,12 @@ def _described_by(like: type) -> Iterator[type]:
 
 def _hints(declared: object, owner: type) -> dict[str, object]:
     """Type hints, with the classes nested in ``owner`` in sight."""
-    return get_type_hints(declared, localns=dict(vars(owner)))
+    try:
+        return get_type_hints(declared, localns=dict(vars(owner)))
+    except NameError as error:
+        raise ArgumentError(
+            "like", owner.__qualname__, f"a class whose annotations can be read, and {error}"
+        ) from error
 
 
 def _repeats_forward(name: str, value: Callable[..., object], owner: type) -> bool:
