@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -360,6 +361,7 @@ def cases(
     shard: tuple[int, int] = (0, 1),
     samples: int | None = None,
     only: str = "",
+    form: Literal["source", "call", "in place"] = "source",
 ) -> Iterator[Case]:
     """The database's operators as cases, in the database's order.
 
@@ -369,6 +371,8 @@ def cases(
         shard: which of how many parts of the database.
         samples: at most so many samples an operator, spread over those it has; all if None.
         only: a regular expression that the case's name has to match from its start.
+        form: ``"source"`` writes the samples out as source too, which takes most of the time;
+            ``"call"`` does not; ``"in place"`` has calls of the operators' in-place forms.
     """
     part, parts = shard
     for operator in op_db[part::parts]:
@@ -382,9 +386,12 @@ def cases(
         else:
             given = attempt(_samples, operator)
             assert isinstance(given, list)
-            made = tuple(
-                _sample(operator, sample, device_type) for sample in _spread(given, samples)
-            )
+            chosen = _spread(given, samples)
+            if form == "source":
+                made = tuple(_written_sample(operator, each, device_type) for each in chosen)
+            else:
+                function = operator if form == "call" else operator.inplace_variant
+                made = tuple(_sample(function, each, device_type) for each in chosen if function)
             reason = "" if made else "it has no samples"
             yield Case(name, variant, made, reason).cast(input_dtype)
 
@@ -400,31 +407,31 @@ def _spread(given: list[SampleInput], samples: int | None) -> list[SampleInput]:
     return [given[round(i * (len(given) - 1) / max(1, samples - 1))] for i in range(samples)]
 
 
-def _sample(operator: OpInfo, sample: SampleInput, device_type: str) -> Sample:
+def _sample(function: Program, sample: SampleInput, device_type: str) -> Sample:
     leaves, structure = tree_flatten(((sample.input, *sample.args), sample.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     # A trace needs an input: what takes no tensors gets one that it does not look at.
     tensors = [leaves[place].detach() for place in places] or [torch.zeros(())]
     others = [None if i in places else leaf for i, leaf in enumerate(leaves)]
 
-    def call_on(device_type: str) -> Program:
-        def call(*tensors: torch.Tensor) -> object:
-            filled = [device_type if leaf == "cpu" else leaf for leaf in others]
-            for place, tensor in zip(places, tensors, strict=False):
-                filled[place] = tensor
-            args, keywords = tree_unflatten(filled, structure)
-            return operator(*args, **keywords)
+    def call(*tensors: torch.Tensor) -> object:
+        filled = [device_type if leaf == "cpu" else leaf for leaf in others]
+        for place, tensor in zip(places, tensors, strict=False):
+            filled[place] = tensor
+        args, keywords = tree_unflatten(filled, structure)
+        return function(*args, **keywords)
 
-        return call
+    return Sample(call, tuple(tensors))
 
-    plain = Sample(call_on("cpu"), tuple(tensors))
+
+def _written_sample(operator: OpInfo, sample: SampleInput, device_type: str) -> Sample:
+    plain = _sample(operator, sample, "cpu")
     plain = dataclasses.replace(plain, expression=_source(operator, sample, plain))
-    return Sample(
-        call_on(device_type),
-        plain.tensors,
-        re.sub(r"""(['"])cpu\1""", f'"{device_type}"', plain.expression),
-        "" if operator.name in SPLIT_BY_THE_EXECUTOR else _problem(plain),
-        _varies(operator, sample),
+    return dataclasses.replace(
+        _sample(operator, sample, device_type),
+        expression=re.sub(r"""(['"])cpu\1""", f'"{device_type}"', plain.expression),
+        unscriptable="" if operator.name in SPLIT_BY_THE_EXECUTOR else _problem(plain),
+        varies=_varies(operator, sample),
     )
 
 

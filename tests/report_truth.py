@@ -21,11 +21,13 @@ class Comparison:
     Attributes:
         wrong: lines that name what the program says otherwise than it is.
         known: of how many tensors it says the dtype.
+        kinds: kinds of the operators of whose results it says the dtype.
         seen: how many were compared.
     """
 
     wrong: list[str]
     known: int
+    kinds: set[str]
     seen: int
 
 
@@ -41,7 +43,13 @@ def compare(
         for value in node.outputs()
         if is_tensor(value) and node.kind() != "prim::Constant"
     ]
-    said = [(value.node().kind(), reading.dtypes.of(value)) for value in values]
+    dtypes = reading.dtypes
+    said = [(v.node().kind(), dtypes.of(v), dtypes.dimensions.has(v)) for v in values]
+    kinds = {
+        node.kind()
+        for node in nodes_of(flat.graph)
+        if any(dtypes.of(value) is not None for value in node.outputs())
+    }
     assert not any(node.kind() == "prim::CallMethod" for node in nodes_of(flat.graph))
     editor = Editor(flat.graph)
     made = editor.node_before(flat.graph.return_node(), "prim::TupleConstruct", *values).output()
@@ -53,9 +61,11 @@ def compare(
     function._set_ignore_amp(True)
     with torch.no_grad():
         tensors = function(cpp_module, *inputs)
-    compared = [
-        (f"{kind}: {dtype}, and it is {tensor.dtype}", dtype, tensor.dtype)
-        for (kind, dtype), tensor in zip(said, tensors, strict=True)
-    ]
-    wrong = [line for line, dtype, true in compared if dtype not in (None, true)]
-    return Comparison(wrong, sum(dtype is not None for _, dtype, _ in compared), len(compared))
+    wrong = []
+    for (kind, dtype, has), tensor in zip(said, tensors, strict=True):
+        if dtype not in (None, tensor.dtype):
+            wrong.append(f"{kind}: {dtype}, and it is {tensor.dtype}")
+        if has not in (None, tensor.dim() > 0):
+            wrong.append(f"{kind}: has dimensions: {has}, and it has {tensor.dim()}")
+    known = sum(dtype is not None for _, dtype, _ in said)
+    return Comparison(wrong, known, kinds, len(said))

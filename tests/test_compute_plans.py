@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import opdb
 import pytest
 import torch
 from torch import nn
@@ -341,6 +342,119 @@ def test_branches_and_loops(compute: Any) -> None:
             assert result.dtype == torch.bfloat16
             torch.testing.assert_close(result, model(x, steps, flag), rtol=0.05, atol=0.02)
     assert frozen.compute == compute
+
+
+class Promoting(nn.Module):
+    """A layer, exact in any dtype, and something that promotes its result or may seem to.
+
+    A plan rounds the product that follows to the dtype that it takes the operands to have.
+    """
+
+    def __init__(self, run: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+        self.run = run
+        self.register_buffer("rows", torch.rand(8) + 0.5)
+        self.register_buffer("scalar", torch.tensor(1.2345))
+        nn.init.eye_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.run(self, self.layer(x))
+        with torch.autocast("cpu", enabled=False):
+            return y, y.expand(8, 8) @ y.expand(8, 8).t()
+
+
+def write_to_column(m: Any, y: torch.Tensor) -> torch.Tensor:
+    y[:, 0] += m.rows
+    return y
+
+
+def write_to_half(m: Any, y: torch.Tensor) -> torch.Tensor:
+    y.float()[:4].mul_(y[4:])
+    y[4:].copy_(m.rows)
+    return y
+
+
+PROMOTING: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "add_": lambda m, y: y.add_(m.rows),
+    "add_ with alpha": lambda m, y: y.add_(m.rows, alpha=3),
+    "mul_": lambda m, y: y.mul_(m.rows),
+    "div_": lambda m, y: y.div_(m.rows),
+    "clamp_": lambda m, y: y.clamp_(min=m.rows),
+    "pow_": lambda m, y: y.abs_().pow_(m.rows),
+    "add_ of less": lambda m, y: (m.rows * 1).add_(y[0]),
+    "copy_": lambda m, y: y.copy_(m.rows),
+    "masked_fill_": lambda m, y: y.masked_fill_(y > 1, m.scalar),
+    "index_put_": lambda m, y: y.index_put_((torch.tensor([1]),), m.rows.to(y.dtype)),
+    "out": lambda m, y: torch.add(m.rows, m.rows, out=y[0]),
+    "a column": write_to_column,
+    "a half": write_to_half,
+    "relu_ after": lambda m, y: y.add_(m.rows).relu_(),
+    "clamp": lambda m, y: torch.clamp(y, min=m.rows),
+    "clamp_min": lambda m, y: torch.clamp_min(y, m.rows),
+    "clamp_max": lambda m, y: torch.clamp_max(y, m.rows),
+    "pow": lambda m, y: torch.pow(y.abs(), m.rows),
+    "maximum of scalars": lambda m, y: torch.maximum(y[0, 0], m.scalar),
+    "atan2 of scalars": lambda m, y: torch.atan2(y[0, 0], m.scalar),
+    "add of a scalar": lambda m, y: y + m.scalar,
+    "add of scalars": lambda m, y: y[0, 0] + m.scalar,
+    "div of scalars": lambda m, y: y[0, 0] / m.scalar,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PROMOTING)
+def test_what_promotes_does_so_under_every_plan(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Promoting(PROMOTING[name]).eval(), torch.randn(8, 8)
+    frozen = trace_and_freeze(model, x, dtype=dtype, compute="native")
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        expected = model(x)
+    for compute in ("native", *PLANS):
+        planned = again(frozen, compute)
+        for _ in range(3):
+            result, product = planned(x)
+            assert not opdb.difference(expected[0], result)
+            assert product.dtype == expected[1].dtype
+
+
+class InPlaceInside(nn.Module):
+    """In-place operators in branches and loops, and a list that is changed in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False).bfloat16()
+        self.register_buffer("rows", torch.rand(8) + 0.5)
+        nn.init.eye_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor, steps: int) -> list[torch.Tensor]:
+        y = self.layer(x.to(torch.bfloat16))
+        found = [y]
+        for step in range(steps):
+            y = self.layer(y)
+            if step > 0:
+                y += self.rows
+            else:
+                y.mul_(self.rows)
+            found.append(y.to(torch.float32))
+        last = found[-1]
+        return [y, y @ y, last @ last]
+
+
+@pytest.mark.parametrize("compute", PLANS)
+def test_in_place_operators_in_branches_and_loops(compute: Any) -> None:
+    torch.manual_seed(0)
+    model, x = InPlaceInside().eval(), torch.randn(8, 8)
+    metadata = Metadata("frozen", torch.bfloat16, "cpu", (InputSpec.of_tensor("x", x),))
+    native, planned = (
+        FrozenModule.wrap(torch.jit.freeze(torch.jit.script(model)), metadata, compute=each)
+        for each in ("native", compute)
+    )
+    for steps in range(4):
+        expected = model(x, steps)
+        assert [part.dtype for part in planned(x, steps)] == [part.dtype for part in expected]
+        assert torch.equal(planned(x, steps)[0], native(x, steps)[0])
+    assert planned.compute == compute
 
 
 def test_a_float32_program_has_nothing_to_change() -> None:

@@ -528,3 +528,25 @@ def test_regions_in_classes_overloads_properties_and_hooks() -> None:
     module.register_forward_pre_hook(multiply_input)
     module.register_forward_hook(multiply_output)
     assert_agrees(amp_script.script(module), module, X)
+
+
+def test_a_scalar_constant_stays_a_tensor() -> None:
+    scalar = torch.tensor(1.2345)
+
+    def traced_part(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (x @ x)[0, 0]
+        return y + scalar, y - scalar, y * scalar, y / scalar
+
+    class Adds(nn.Module):
+        def __init__(self, part: Callable[[torch.Tensor], Any]) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, x: torch.Tensor):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.part(x)
+
+    scripted = amp_script.script(Adds(torch.jit.trace(traced_part, X)))
+    for program in (scripted, saved_and_loaded(scripted)):
+        for _ in range(3):
+            assert_same(program(X), Adds(traced_part)(X))

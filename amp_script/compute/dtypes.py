@@ -7,9 +7,9 @@ plan touches what it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,21 +18,42 @@ from amp_script.lowering._graph import (
     Graph,
     Node,
     Value,
+    blocks_of,
     constant,
     dtypes_by_code,
     is_constant,
     is_none,
+    is_tensor_list,
+    nodes_of,
+    parsed_schema,
 )
 
+from .dimensions import Dimensions, promoted
 from .operators import KEEP_DTYPE, KINDS, PROMOTE
 
-__all__ = ["Dtypes", "Rule", "cast_dtype", "infer", "input_name", "results"]
+__all__ = [
+    "Dtypes",
+    "Rule",
+    "cast_dtype",
+    "infer",
+    "input_name",
+    "keeps_dtype_as_function",
+    "promotes_as_number",
+    "results",
+]
 
 
 class Dtypes:
-    """Dtypes by value; of a list, the dtype that all its tensors have."""
+    """Dtypes by value; of a list, the dtype that all its tensors have.
 
-    def __init__(self) -> None:
+    Args:
+        dimensions: tells which tensors have some.
+        changing: names of lists that are given other tensors, so that they have no dtype.
+    """
+
+    def __init__(self, dimensions: Dimensions, changing: Collection[str] = ()) -> None:
+        self.dimensions = dimensions
+        self._changing = changing
         self._by_name: dict[str, torch.dtype] = {}
 
     def of(self, value: Value) -> torch.dtype | None:
@@ -41,10 +62,14 @@ class Dtypes:
 
     def set(self, value: Value, dtype: torch.dtype | None) -> None:
         """Record a dtype, or that it is not known."""
-        if dtype is None:
+        if dtype is None or self.is_changing(value):
             self._by_name.pop(value.debugName(), None)
         else:
             self._by_name[value.debugName()] = dtype
+
+    def is_changing(self, value: Value) -> bool:
+        """Whether a value is a list that is given other tensors."""
+        return value.debugName() in self._changing
 
     def of_operands(self, node: Node) -> torch.dtype | None:
         """The floating-point dtype that all known tensor arguments share, if there is one."""
@@ -57,15 +82,21 @@ Rule: TypeAlias = "Callable[[Node, Dtypes], Sequence[torch.dtype | None]]"
 """Dtypes of a node's results; none at all where the rule does not say."""
 
 
-def infer(graph: Graph, inputs: Mapping[str, torch.dtype], rule: Rule | None = None) -> Dtypes:
+def infer(
+    graph: Graph,
+    inputs: Mapping[str, torch.dtype],
+    rule: Rule | None = None,
+    ranks: Mapping[int, int] | None = None,
+) -> Dtypes:
     """Work out dtypes from the constants, the casts and the dtypes of the inputs.
 
     Args:
         graph: a frozen graph, with its calls inlined.
         inputs: dtypes of tensor inputs by their names.
         rule: what tells the dtypes of a node's results; :func:`results` if not given.
+        ranks: by the numbers of values how many dimensions they have, where that is known.
     """
-    dtypes = Dtypes()
+    dtypes = Dtypes(Dimensions(graph, ranks or {}), _changing_lists(graph))
     for value in graph.inputs():
         dtypes.set(value, inputs.get(input_name(value)))
     _infer_block(graph.block(), dtypes, rule or results)
@@ -75,6 +106,18 @@ def infer(graph: Graph, inputs: Mapping[str, torch.dtype], rule: Rule | None = N
 def input_name(value: Value) -> str:
     """The name that a graph's input has in the method's schema: without the graph's suffix."""
     return str(value.debugName().split(".")[0])
+
+
+def _changing_lists(graph: Graph) -> set[str]:
+    """Names of the lists of tensors that some operator changes."""
+    nodes = nodes_of(graph)
+    if not any("!" in node.schema() and is_tensor_list(node.inputsAt(0)) for node in nodes):
+        return set()
+    aliases: Any = graph.alias_db()
+    values = [value for block in blocks_of(graph) for value in block.inputs()]
+    values += [value for node in nodes for value in node.outputs()]
+    lists = filter(is_tensor_list, values)
+    return {value.debugName() for value in lists if aliases.has_writers(value)}
 
 
 def _infer_block(block: Block, dtypes: Dtypes, rule: Rule) -> None:
@@ -132,17 +175,58 @@ def results(node: Node, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
     cast = cast_dtype(node)
     if cast is not None:
         return [cast]
-    if kind == "aten::type_as":
+    if kind == "aten::type_as" or node.schema().startswith("aten::to.other("):
         return [dtypes.of(node.inputsAt(1))]
     if _names_dtype(node):
         return []
+    if "!" in node.schema():
+        return _of_written(node, dtypes)
+    return _of_operator(kind, node, dtypes)
+
+
+def _of_written(node: Node, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
+    """What an operator writes to and returns has the dtype that it had."""
+    schema = parsed_schema(node.schema())
+    assert schema is not None
+    written = {
+        name: dtypes.of(value)
+        for argument, value in zip(schema.arguments, node.inputs(), strict=True)
+        if argument.alias_info is not None and argument.is_write
+        for name in argument.alias_info.before_set
+    }
+    sets = [result.alias_info.before_set if result.alias_info else () for result in schema.returns]
+    return [next((written.get(name) for name in names), None) for names in sets]
+
+
+def keeps_dtype_as_function(node: Node, dtypes: Dtypes) -> bool:
+    """Whether the function that an in-place operator is named after gives the same dtype: with a
+    float32 tensor, ``add_`` leaves bfloat16 what it is, and ``add`` makes float32 of it.
+    """
+    dtype = dtypes.of(node.inputsAt(0))
+    found = _of_operator(node.kind().removesuffix("_"), node, dtypes)
+    return dtype is not None and list(found) == [dtype]
+
+
+def promotes_as_number(node: Node, dtypes: Dtypes) -> bool:
+    """Whether an operator's second argument, a constant without dimensions, surely gives the result
+    the dtype that a number would.
+    """
+    first, scalar = node.inputsAt(0), constant(node.inputsAt(1))
+    dtype, has = dtypes.of(first), dtypes.dimensions.has(first)
+    if dtype is None or not dtype.is_floating_point or scalar.is_complex():
+        return False  # a number makes an integer what the default dtype is
+    return bool(has) or torch.promote_types(dtype, scalar.dtype) == dtype
+
+
+def _of_operator(kind: str, node: Node, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
+    """Dtypes of the results that the tables have for a kind of operator."""
     if kind in KINDS:
-        return [dtypes.of_operands(node)] * count
+        return [dtypes.of_operands(node)] * node.outputsSize()
     if kind in KEEP_DTYPE:
         first = dtypes.of(next(node.inputs()))
         return [first if first is not None and first.is_floating_point else None]
-    if kind in PROMOTE:
-        return [_promoted(node, dtypes)]
+    if kind in PROMOTE and not any(map(dtypes.is_changing, node.inputs())):
+        return [promoted(node, dtypes.of, dtypes.dimensions)]
     return []
 
 
@@ -183,19 +267,4 @@ def _of_constant(value: Value) -> torch.dtype | None:
 
 def _shared(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
     found = set(dtypes)
-    return found.pop() if len(found) == 1 else None
-
-
-def _promoted(node: Node, dtypes: Dtypes) -> torch.dtype | None:
-    """The dtype that all floating tensors share; zero-dimensional constants promote nothing."""
-    found = set()
-    for value in node.inputs():
-        if value.type().kind() not in ("TensorType", "ListType"):
-            continue
-        held = constant(value) if is_constant(value) else None
-        if isinstance(held, torch.Tensor) and held.dim() == 0:
-            continue
-        dtype = dtypes.of(value)
-        if dtype is None or dtype.is_floating_point:
-            found.add(dtype)
     return found.pop() if len(found) == 1 else None

@@ -29,7 +29,8 @@ from amp_script.lowering._graph import (
     nodes_of,
 )
 
-from .dtypes import Dtypes, cast_dtype, infer
+from .dimensions import is_in_place
+from .dtypes import Dtypes, cast_dtype, infer, keeps_dtype_as_function
 from .operators import KINDS
 from .processor import Kind
 from .templates import insert
@@ -85,13 +86,24 @@ def upcast(
     """
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_constant_propagation(graph)
-    torch._C._jit_pass_remove_mutation(graph)
+    _remove_mutation(graph, infer(graph, inputs))
     torch._C._jit_pass_cse(graph)
     _take_apart_constant_lists(graph)
     changed = _Upcast(graph, infer(graph, inputs), kinds).run()
     torch._C._jit_pass_dce(graph)
     torch._C._jit_pass_lint(graph)
     return changed
+
+
+def _remove_mutation(graph: Graph, dtypes: Dtypes) -> None:
+    """Write in-place operators as functions, if these give the same dtypes.
+
+    A value that is written to cannot share its float32 form. Torch's pass takes all of a graph or
+    none, and minds no dtypes.
+    """
+    in_place = filter(is_in_place, nodes_of(graph))
+    if all(keeps_dtype_as_function(node, dtypes) for node in in_place):
+        torch._C._jit_pass_remove_mutation(graph)
 
 
 def _take_apart_constant_lists(graph: Graph) -> None:

@@ -12,6 +12,7 @@ from .composites import expand_composites
 from .forks import run_forks_at_once
 from .functions import Functions
 from .regions import resolve_regions
+from .scalars import keep_scalars_tensors
 from .state import Entry
 
 __all__ = ["Entry", "Functions", "changes", "lower_graph", "lower_prepared"]
@@ -56,6 +57,7 @@ def lower_prepared(graph: Graph, entry: Entry, functions: Functions) -> None:
             expand_composites(graph, regions.active)
         sites = regions.remove()
         keep_addmm_whole(editor)
+        keep_scalars_tensors(editor)
         insert_casts(editor, sites)
         lower_calls(editor, sites, functions)
         tidy(graph)

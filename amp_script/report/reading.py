@@ -37,7 +37,7 @@ class Reading:
     def of(cls, flat: Flat, inputs: Sequence[InputSpec]) -> Reading:
         """Read a method, with specs of its inputs where they are known."""
         rules = Rules(flat, inputs)
-        return cls(flat, infer(flat.graph, rules.inputs, rules))
+        return cls(flat, infer(flat.graph, rules.inputs, rules, rules.ranks))
 
     @cached_property
     def _nodes(self) -> Mapping[int, Node]:

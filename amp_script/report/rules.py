@@ -14,6 +14,7 @@ import torch
 
 from amp_script.compute.dtypes import Dtypes, cast_dtype, input_name
 from amp_script.compute.dtypes import results as planned
+from amp_script.compute.operators import aten
 from amp_script.lowering._graph import (
     Node,
     Value,
@@ -27,7 +28,6 @@ from amp_script.lowering._graph import (
 from amp_script.lowering.known import AS_FIRST
 from amp_script.metadata import InputSpec
 
-from .dimensions import Dimensions, promoted
 from .flat import Flat, cast_helper
 
 __all__ = ["JIT_CASTS", "Rules", "cast_target", "given_dtype"]
@@ -47,16 +47,22 @@ class Rules:
         self._flat = flat
         self._specs = {spec.name: spec for spec in inputs}
         self._paths = {value.unique(): input_name(value) for value in flat.graph.inputs()}
-        self._dimensions = Dimensions(self._ranks())
 
     @cached_property
     def inputs(self) -> Mapping[str, torch.dtype]:
         """Dtypes of the tensors that are inputs: from specs, or else from a trace's example."""
-        noted = {input_name(value): value.type().dtype() for value in self._tensor_inputs()}
+        values = self._tensor_inputs()
+        names = [input_name(value) for value in values]  # a trace may name two inputs alike
+        noted = {
+            name: value.type().dtype()
+            for name, value in zip(names, values, strict=True)
+            if names.count(name) == 1
+        }
         given = {name: spec.dtype for name, spec in self._specs.items()}
         return {name: dtype for name, dtype in {**noted, **given}.items() if dtype is not None}
 
-    def _ranks(self) -> dict[int, int]:
+    @cached_property
+    def ranks(self) -> Mapping[int, int]:
         """How many dimensions inputs and attributes have."""
         ranks = {
             key: held.dim()
@@ -81,14 +87,11 @@ class Rules:
             return [] if dtype is None else [dtype]
         if node.kind() == "prim::GetAttr":
             return [_dtype_of(self._flat.attributes.get(node.output().unique()))]
-        for rule in (planned, self._of_input, self._promoted, *_RULES):
+        for rule in (planned, self._of_input, *_RULES):
             found = rule(node, dtypes)
             if any(found):
                 return found
         return []
-
-    def _promoted(self, node: Node, dtypes: Dtypes) -> _Found:
-        return [promoted(node, dtypes.of, self._dimensions)]
 
     def _is_left_to_jit(self, node: Node) -> bool:
         """Whether the JIT's autocast pass may cast what the node takes."""
@@ -144,10 +147,6 @@ def _takes_unknown_dtype(node: Node) -> bool:
 # --- one rule a group of operators ----------------------------------------------------------------
 
 
-def _aten(names: str) -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in names.split())
-
-
 def _named(node: Node, dtypes: Dtypes) -> _Found:
     dtype = given_dtype(node)
     return [] if dtype is None else [dtype]
@@ -170,7 +169,7 @@ def _lowered_cast(node: Node, dtypes: Dtypes) -> _Found:
     return [target]
 
 
-JIT_CASTS: Final = _aten("_autocast_to_reduced_precision _autocast_to_full_precision")
+JIT_CASTS: Final = aten("_autocast_to_reduced_precision _autocast_to_full_precision")
 """Casts by which other programs do what autocast does; they are told by flags whether to."""
 
 
@@ -190,14 +189,9 @@ def _jit_cast(node: Node, dtypes: Dtypes) -> _Found:
     return [dtypes_by_code().get(codes.pop()) if reduced else torch.float32]
 
 
-def _in_place(node: Node, dtypes: Dtypes) -> _Found:
-    changes = node.kind().endswith("_") and "!" in node.schema()
-    return [dtypes.of(node.inputsAt(0))] if changes else []
-
-
 _AS_ARGUMENT: Final = (
     AS_FIRST
-    | _aten(
+    | aten(
         "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones "
         "new_empty new_full masked_fill index repeat_interleave flip sort topk cummax cummin "
         "detach cumsum diagonal unbind chunk split split_with_sizes tensor_split"
@@ -206,19 +200,19 @@ _AS_ARGUMENT: Final = (
 )
 """Nodes whose first result has the dtype of their first argument, unless one is given."""
 
-_WITH_INDICES: Final = _aten("sort topk cummax cummin")
+_WITH_INDICES: Final = aten("sort topk cummax cummin")
 """Operators whose second result is of indices."""
 
-_SUMS: Final = _aten("cumsum")
+_SUMS: Final = aten("cumsum")
 """Operators that return 64-bit integers where they are given smaller ones."""
 
-_BOOL: Final = _aten(
+_BOOL: Final = aten(
     "eq ne lt le gt ge not_equal less less_equal greater greater_equal isnan isinf isfinite "
     "isneginf isposinf isclose isin logical_not logical_and logical_or logical_xor"
 )
 """Operators whose result is of booleans."""
 
-_INT64: Final = _aten("argmax argmin argsort nonzero count_nonzero one_hot")
+_INT64: Final = aten("argmax argmin argsort nonzero count_nonzero one_hot")
 """Operators whose result is of 64-bit integers."""
 
 
@@ -236,7 +230,7 @@ def _by_table(node: Node, dtypes: Dtypes) -> _Found:
     return [first, torch.int64] if kind in _WITH_INDICES else [first]
 
 
-_EXACT: Final = _aten(
+_EXACT: Final = aten(
     "add sub rsub mul floor_divide remainder maximum minimum abs neg clamp clamp_min clamp_max "
     "sum prod where cat concat stack bitwise_and bitwise_or bitwise_xor"
 )
@@ -244,7 +238,7 @@ _EXACT: Final = _aten(
 among them."""
 
 
-_BITWISE: Final = _aten("__and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_not")
+_BITWISE: Final = aten("__and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor bitwise_not")
 """Operators that return booleans where all that they are given is boolean."""
 
 
@@ -297,7 +291,6 @@ _RULES: Final[Sequence[Callable[[Node, Dtypes], _Found]]] = (
     _lowered_cast,
     _jit_cast,
     _named,
-    _in_place,
     _by_table,
     _of_booleans,
     _of_integers,

@@ -25,6 +25,7 @@ from typing_extensions import ParamSpec
 
 from amp_script.calls import Call, Inputs
 from amp_script.compute import Compute
+from amp_script.compute.dtypes import infer, promotes_as_number
 from amp_script.dtypes import dtype_name
 from amp_script.errors import (
     AmpScriptError,
@@ -39,6 +40,7 @@ from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.lowering import lower_graph
 from amp_script.lowering._graph import Editor, Graph
 from amp_script.lowering.addmm import keep_addmm_whole
+from amp_script.lowering.scalars import keep_scalars_tensors
 from amp_script.metadata import InputSpec, Metadata, Verification
 from amp_script.regions import Region, border_dtype
 from amp_script.requirements import require_runnable
@@ -409,12 +411,14 @@ class _Freezing:
     def tidy(
         self, graph: Graph, inputs: Mapping[str, torch.dtype], foreign: Sequence[torch.Tensor]
     ) -> None:
-        """Clean a frozen graph: one cast a value, products whole, constants of its own."""
+        """Clean a frozen graph: one cast a value, products and scalars kept, own constants."""
         _C._jit_pass_optimize_frozen_graph(graph, False)  # drops dropout
         _C._jit_pass_constant_pooling(graph)
         _C._jit_pass_cse(graph)
         specialise(graph, inputs, self.region.device_type)
         keep_addmm_whole(Editor(graph))
+        dtypes = infer(graph, inputs)
+        keep_scalars_tensors(Editor(graph), lambda node: promotes_as_number(node, dtypes))
         own_constants(graph, foreign)
         share_constants(graph)
         _C._jit_pass_dce(graph)
