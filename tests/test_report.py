@@ -155,6 +155,61 @@ def test_every_dtype_of_a_frozen_model_is_known(
     assert found.known == found.seen > 10
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda scalar, vector, matrix: matrix.bfloat16() * torch.max(matrix, vector).float(),
+        lambda scalar, vector, matrix: matrix.bfloat16() * nn.functional.linear(vector, vector),
+        lambda scalar, vector, matrix: matrix.bfloat16() * scalar.masked_fill(matrix > 0, 1.0),
+        lambda scalar, vector, matrix: matrix.bfloat16() * scalar.clamp(min=matrix),
+        lambda scalar, vector, matrix: matrix.bfloat16() * scalar.pow(matrix),
+        lambda scalar, vector, matrix: matrix.bfloat16() * scalar.clone().unsqueeze_(0),
+        lambda scalar, vector, matrix: matrix.bfloat16() * matrix.select(0, 0).select(0, 0),
+        lambda scalar, vector, matrix: torch.add(vector, vector, out=vector.bfloat16()) * 2,
+    ],
+)
+def test_dimensions_that_promotion_depends_on(call: Callable[..., torch.Tensor]) -> None:
+    class Called(nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            return call(*tensors)
+
+    inputs = torch.tensor(2.0), torch.rand(3), torch.rand(3, 3)
+    traced = torch.jit.trace(Called(), inputs, check_trace=False)
+    assert not report_truth.compare(traced._c, inputs).wrong
+
+
+def test_inputs_that_a_trace_names_alike_are_told_apart() -> None:
+    def negative(input: torch.Tensor) -> torch.Tensor:
+        return -input
+
+    class Twice(nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(negative(tensor) for tensor in tensors)
+
+    inputs = X, X.bfloat16()
+    traced = torch.jit.trace(Twice(), inputs)
+    names = [value.debugName() for value in list(traced.graph.inputs())[1:]]
+    assert {name.split(".")[0] for name in names} == {"input"}
+    assert not report_truth.compare(traced._c, inputs).wrong
+
+
+def test_a_long_program() -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            for _ in range(2000):
+                y = torch.relu(y)
+            return y + x
+
+    report = precision_report(trace_and_freeze(Chain().eval(), X, dtype=BF, compute="native"))
+    assert report.by_kind["aten::relu"] == {BF: 2000}
+    assert report.by_kind["aten::add"] == {torch.float32: 1}
+
+
 @pytest.mark.parametrize("state", ["live", "loaded"])
 def test_a_lowered_program_is_described_as_outside_regions(state: str, tmp_path: Path) -> None:
     module = amp_script.script(WithRegion())
@@ -341,6 +396,65 @@ def test_a_cast_of_a_constant_is_told_from_others() -> None:
     one.replaceAllUsesWith(editor.constant_before(editor.first(), torch.ones(2)))
     cast = next(iter(Reading.of(Flat("forward", graph), ()).casts(0)))
     assert (cast.origin, cast.after, cast.feeds) == ("constant", BF, ("aten::mul",))
+
+
+def test_casts_to_another_tensor_s_dtype() -> None:
+    class Like(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y, z = x.to(torch.float32), x.to(torch.float16)
+            return z.to(y), y.type_as(z)
+
+    report = precision_report(torch.jit.script(Like()))
+    one, other = (cast for cast in report.casts if cast.before is not None)
+    assert (one.before, one.after) == (torch.float16, torch.float32)
+    assert (other.before, other.after) == (torch.float32, torch.float16)
+
+
+def test_a_cast_that_is_put_into_a_container_feeds_what_takes_it() -> None:
+    class Collects(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+            found: list[torch.Tensor] = []
+            for _ in range(n):
+                found.append(x.to(torch.float16))
+            named = {"x": x}
+            named["y"] = x.to(torch.float64)
+            return torch.stack(found), torch.relu(named["y"])
+
+    report = precision_report(torch.jit.script(Collects()))
+    assert {cast.after: cast.feeds for cast in report.casts} == {
+        torch.float16: ("aten::stack",),
+        torch.float64: ("aten::relu",),
+    }
+    assert {cast.origin for cast in report.casts} == {"input"}
+
+
+def test_a_list_that_is_changed_has_no_dtype() -> None:
+    class Changed(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+            found = [x.to(torch.bfloat16)]
+            for _ in range(n):
+                found.append(x.to(torch.float32))
+            return torch.cat(found), torch.relu(found[-1])
+
+    report = precision_report(torch.jit.script(Changed()))
+    assert report.by_kind["aten::cat"] == report.by_kind["aten::relu"] == {None: 1}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_in_containers_are_weighed(frozen: bool) -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = torch.rand(1), torch.rand(2)
+            self.named = {"x": torch.rand(4)}
+            self.nested = [[torch.rand(8)], [torch.rand(16)]]
+
+        def forward(self, name: str, index: int):
+            return self.pair, self.named[name], self.nested[index]
+
+    module = torch.jit.script(Held().eval())
+    weights = precision_report(torch.jit.freeze(module) if frozen else module).weights
+    assert (weights[torch.float32].tensors, weights[torch.float32].size) == (5, 4 * 31)
 
 
 def test_weights_are_those_of_the_file(frozen: FrozenModule, saved: Path) -> None:

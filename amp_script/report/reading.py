@@ -179,9 +179,9 @@ def _is_cast(node: Node) -> bool:
     kind = node.kind()
     if cast_helper(node) is not None or cast_dtype(node) is not None or kind in JIT_CASTS:
         return True
-    if kind == "aten::to":
-        return "other" in node.schema() or given_dtype(node) is not None
-    return kind in ("aten::type_as", "aten::_to_copy") and given_dtype(node) is not None
+    if kind == "aten::type_as" or node.schema().startswith("aten::to.other("):
+        return True
+    return kind in ("aten::to", "aten::_to_copy") and given_dtype(node) is not None
 
 
 # --- where values come from -----------------------------------------------------------------------
@@ -195,10 +195,9 @@ def _ends(value: Value) -> Iterator[Value]:
         if current.unique() in seen:
             continue
         seen.add(current.unique())
-        handed_on = _handed_on(current)
-        if handed_on:
-            pending += reversed(handed_on)
-        else:
+        handed_on, put_into = _handed_on(current), _put_into(current)
+        pending += reversed([*handed_on, *put_into])
+        if not handed_on and not (put_into and current.node().kind() in _EMPTY):
             yield current
 
 
@@ -216,6 +215,22 @@ def _handed_on(value: Value) -> list[Value]:
     if _is_operator(node) or kind in ("prim::Constant", "prim::GetAttr"):
         return []
     return [each for each in node.inputs() if _holds_tensor(each)]
+
+
+def _put_into(value: Value) -> list[Value]:
+    """What is put into a list or a dictionary after it was made."""
+    changes = [use.user for use in value.uses() if use.offset == 0 and "!" in use.user.schema()]
+    return [
+        each
+        for node in changes
+        if not _is_operator(node)
+        for each in list(node.inputs())[1:]
+        if _holds_tensor(each)
+    ]
+
+
+_EMPTY: Final = ("prim::ListConstruct", "prim::DictConstruct")
+"""What makes a container, which may have nothing in it at first."""
 
 
 def _carried(value: Value) -> list[Value]:

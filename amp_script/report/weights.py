@@ -22,7 +22,7 @@ _C: Any = torch._C  # torch's stubs lack what is used here
 
 
 def constants_of(graphs: Iterable[Graph]) -> Iterator[torch.Tensor]:
-    """The tensors that graphs hold, alone and in lists."""
+    """The tensors that graphs hold, alone and in containers."""
     for node in (node for graph in graphs for node in nodes_of(graph)):
         if node.kind() == "prim::Constant":
             yield from _tensors(constant(node.output()))
@@ -31,16 +31,21 @@ def constants_of(graphs: Iterable[Graph]) -> Iterator[torch.Tensor]:
 
 
 def state_of(cpp_module: CppModule) -> Iterator[torch.Tensor]:
-    """The tensors that a module and those inside it have as attributes, alone and in lists."""
+    """The tensors that a module and those inside it have as attributes, alone and in containers."""
     for name in _C.ConcreteModuleType.from_jit_type(cpp_module._type()).get_attributes():
         yield from _tensors(cpp_module.getattr(name))
     for _, child in _C.ModuleDict(cpp_module).items():
         yield from state_of(child)
 
 
-def _tensors(held: object) -> list[torch.Tensor]:
-    items = held if isinstance(held, list) else [held]
-    return [item for item in items if isinstance(item, torch.Tensor)]
+def _tensors(held: object) -> Iterator[torch.Tensor]:
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, (list, tuple)):
+        for item in held:
+            yield from _tensors(item)
+    elif isinstance(held, dict):
+        yield from _tensors([*held.keys(), *held.values()])
 
 
 def weigh(tensors: Iterable[torch.Tensor]) -> Mapping[torch.dtype, Weights]:
