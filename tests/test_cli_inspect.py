@@ -98,6 +98,8 @@ def test_a_file_of_anybody_s(folder: Path, capsys: pytest.CaptureFixture[str]) -
         (["."], 1, "a folder, not a file"),
         (["model.pt", "--html", "text.pt"], 2, "pass --force"),
         (["model.pt", "--html", "nowhere/x.html"], 2, "no folder nowhere"),
+        (["model.pt", "--html", "./model.pt", "--force"], 2, "that is FILE itself"),
+        (["missing.pt", "--html", "text.pt", "--force"], 1, "missing.pt: no such file"),
     ],
 )
 def test_one_clear_error(
@@ -210,6 +212,7 @@ def test_the_search_filters_operators(report: PrecisionReport, show: Show) -> No
         assert sorted(_rows(document)) == wanted
         assert _found(document) == f"{len(wanted)} of {len(report.operators)} operators"
     assert "No operator is like that." in document
+    assert _found(show(text, hash="#q=100%")) == f"0 of {len(report.operators)} operators"
 
 
 TRANSPARENT = "rgba(0, 0, 0, 0)"

@@ -11,6 +11,7 @@ from amp_script import artifact
 from amp_script.cli import output
 from amp_script.cli.files import require_free
 from amp_script.cli.options import AsJson
+from amp_script.errors import UsageError
 from amp_script.report import PrecisionReport, precision_report
 
 
@@ -36,6 +37,8 @@ def command(
     """
     if html is not None:
         require_free(html, force)
+        if html.exists() and file.exists() and html.samefile(file):
+            raise UsageError(f"--html {html}: that is FILE itself; pass another name")
     with output.step(f"reading {file}"):
         module, metadata = artifact.read_program(file)
         report = precision_report(module, metadata=metadata)

@@ -284,10 +284,17 @@
       if (open) pending.push(...[...details.children].filter((child) => groups.has(child)));
     }
   };
+  const decoded = (text) => {
+    try {
+      return decodeURIComponent(text);
+    } catch {
+      return text; // a per cent sign that somebody typed
+    }
+  };
   const followHash = () => {
     const hash = location.hash.slice(1);
     if (hash.startsWith("q=")) {
-      search.value = decodeURIComponent(hash.slice(2));
+      search.value = decoded(hash.slice(2));
       draw();
     } else if (/^op-\d+$/.test(hash)) {
       reveal(Number(hash.slice(3)));
