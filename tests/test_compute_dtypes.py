@@ -18,12 +18,12 @@ from torch import nn
 
 from amp_script.compute import Kind
 from amp_script.compute.dtypes import input_name
-from amp_script.compute.operators import KEEP_DTYPE, KINDS, PROMOTE
+from amp_script.compute.operators import ALIKE, KEEP_DTYPE, KINDS, PROMOTE
 from amp_script.compute.upcast import REDUCED, upcast
 from amp_script.lowering._graph import nodes_of
 
 F32, BF, F16 = torch.float32, torch.bfloat16, torch.float16
-TABLES = KINDS.keys() | KEEP_DTYPE | PROMOTE
+TABLES = KINDS.keys() | ALIKE | KEEP_DTYPE | PROMOTE
 
 Tensors: TypeAlias = "tuple[torch.Tensor, ...]"
 

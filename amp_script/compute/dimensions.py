@@ -169,8 +169,9 @@ def _may_reshape(node: Node) -> bool:
     if node.kind() in _RESHAPING:
         return True
     schema = parsed_schema(node.schema()) if "!" in node.schema() else None
-    # What ``out`` names is resized.
-    return any(each.kwarg_only and each.is_write for each in (schema.arguments if schema else ()))
+    # What is named to write to, such as ``out``, is resized.
+    named = [each.alias_info for each in (schema.arguments if schema else ()) if each.kwarg_only]
+    return any(info is not None and info.is_write for info in named)
 
 
 def _of_constant(value: Value) -> _Rank:

@@ -23,13 +23,15 @@ from amp_script.lowering._graph import (
     dtypes_by_code,
     is_constant,
     is_none,
+    is_optional_tensor,
+    is_tensor,
     is_tensor_list,
     nodes_of,
     parsed_schema,
 )
 
 from .dimensions import Dimensions, promoted
-from .operators import KEEP_DTYPE, KINDS, PROMOTE
+from .operators import ALIKE, KEEP_DTYPE, KINDS, PROMOTE
 
 __all__ = [
     "Dtypes",
@@ -191,7 +193,7 @@ def _of_written(node: Node, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
     written = {
         name: dtypes.of(value)
         for argument, value in zip(schema.arguments, node.inputs(), strict=True)
-        if argument.alias_info is not None and argument.is_write
+        if argument.alias_info is not None and argument.alias_info.is_write
         for name in argument.alias_info.before_set
     }
     sets = [result.alias_info.before_set if result.alias_info else () for result in schema.returns]
@@ -225,6 +227,9 @@ def _of_operator(kind: str, node: Node, dtypes: Dtypes) -> Sequence[torch.dtype 
     if kind in KEEP_DTYPE:
         first = dtypes.of(next(node.inputs()))
         return [first if first is not None and first.is_floating_point else None]
+    if kind in ALIKE:
+        taken = [value for value in node.inputs() if is_tensor(value) or is_optional_tensor(value)]
+        return [_shared(map(dtypes.of, taken))]
     if kind in PROMOTE and not any(map(dtypes.is_changing, node.inputs())):
         return [promoted(node, dtypes.of, dtypes.dimensions)]
     return []

@@ -12,7 +12,7 @@ from typing import Final
 
 from .processor import Kind
 
-__all__ = ["KEEP_DTYPE", "KINDS", "PROMOTE", "aten"]
+__all__ = ["ALIKE", "KEEP_DTYPE", "KINDS", "PROMOTE", "aten"]
 
 
 def aten(names: str) -> frozenset[str]:
@@ -71,7 +71,7 @@ KEEP_DTYPE: Final = aten(
     # normalisation, pooling, reduction, interpolation
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d amax amin "
     "avg_pool1d avg_pool2d avg_pool3d batch_norm dropout feature_dropout group_norm "
-    "instance_norm layer_norm max_pool1d max_pool2d max_pool3d mean sum rms_norm "
+    "instance_norm layer_norm max_pool1d max_pool2d max_pool3d mean sum "
     "upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d "
     "upsample_nearest2d upsample_nearest3d grid_sampler embedding"
 )
@@ -82,3 +82,7 @@ PROMOTE: Final = aten(
     "remainder clamp clamp_max clamp_min pow"
 )
 """Operators whose tensor result has the promoted dtype of their tensor arguments."""
+
+ALIKE: Final = aten("rms_norm")
+"""Operators whose result has the dtype of their tensor arguments if these have one. What it has
+otherwise is not the same in every torch: in older ones a float32 weight makes it float32."""
