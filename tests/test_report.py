@@ -496,6 +496,15 @@ def test_the_plan_is_that_of_calls(frozen: FrozenModule) -> None:
     assert torch.equal(upcast(X), expected)
 
 
+FOREIGN = torch.library.Library("amp_script_report_test", "DEF")
+FOREIGN.define("twice(Tensor x) -> Tensor")
+
+
+class WithForeignOperator(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.amp_script_report_test.twice(x)
+
+
 def test_needs_are_the_file_s(saved: Path, tmp_path: Path) -> None:
     loaded = amp_script.load(saved)
     report = precision_report(loaded)
@@ -505,8 +514,11 @@ def test_needs_are_the_file_s(saved: Path, tmp_path: Path) -> None:
     with_region = precision_report(torch.jit.script(WithRegion()))
     assert with_region.needs.lite_interpreter is False
     encoder = precision_report(torch.jit.script(nn.TransformerEncoderLayer(8, 2)))
-    assert encoder.needs.oldest_libtorch is None
-    assert encoder.needs.unrecorded_operators == ("aten::add.str",)
+    assert encoder.needs.oldest_libtorch == "2.0"
+    assert encoder.needs.unrecorded_operators == ()
+    foreign = precision_report(torch.jit.script(WithForeignOperator()))
+    assert foreign.needs.oldest_libtorch is None
+    assert foreign.needs.unrecorded_operators == ("amp_script_report_test::twice",)
 
 
 def test_a_module_that_calls_python_has_a_report() -> None:
