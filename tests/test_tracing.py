@@ -160,6 +160,21 @@ def test_constants_are_the_programs_own() -> None:
     assert_same(frozen(ids), want)
 
 
+@pytest.mark.parametrize("compute", ["native", "upcast"])
+@pytest.mark.parametrize("layer", [nn.Linear, nn.LSTM, nn.GRU, nn.BatchNorm1d])
+def test_weights_that_are_not_cast_are_the_programs_own(
+    layer: type[nn.Module], compute: Any
+) -> None:
+    model = nn.Sequential(layer(8) if layer is nn.BatchNorm1d else layer(8, 8)).eval()
+    x = torch.randn(3, 8)
+    frozen = amp_script.trace_and_freeze(model, x, keep_float32=["0"], compute=compute)
+    with torch.no_grad():
+        before = copy.deepcopy(frozen(x))
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(1)
+        assert_same(frozen(x), before)
+
+
 # --- the border -----------------------------------------------------------------------------------
 
 

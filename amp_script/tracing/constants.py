@@ -4,7 +4,8 @@ Freezing turns parameters into constants, and folds the casts of those constants
 passes need the step between: weights that are constants and not yet rounded. And freezing shares
 memory with the model: a frozen program would follow the model's further training, in part.
 
-Private names used here, present in torch 2.6 to 2.15: the C++ module's ``getattr``.
+Private names used here, present in torch 2.6 to 2.15: the C++ module's ``getattr``,
+``torch.utils._pytree``'s ``tree_leaves`` and ``tree_map``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from amp_script.lowering._graph import Editor, Graph, Node, constant, nodes_of
 
@@ -47,15 +49,22 @@ def attach_weights(graph: Graph, module: CppModule, changing: Collection[torch.T
 
 
 def own_constants(graph: Graph, foreign: Iterable[torch.Tensor]) -> None:
-    """Copy each constant that shares memory with one of the ``foreign`` tensors."""
+    """Copy what shares memory with one of the ``foreign`` tensors in each constant: in a tensor, or
+    in a list such as that of an LSTM's weights.
+    """
     storages = {tensor.untyped_storage().data_ptr() for tensor in foreign}
     editor = Editor(graph)
+
+    def is_foreign(value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages
+
     for node in nodes_of(graph):
         if node.kind() != "prim::Constant":
             continue
         value = constant(node.output())
-        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages:
-            node.output().replaceAllUsesWith(editor.constant_before(node, value.clone()))
+        if any(map(is_foreign, tree_leaves(value))):
+            owned = tree_map(lambda part: part.clone() if is_foreign(part) else part, value)
+            node.output().replaceAllUsesWith(editor.constant_before(node, owned))
             node.destroy()
 
 
