@@ -18,11 +18,11 @@ REASONS: Final[dict[str, str]] = {
     "accuracy/runs.py": ARGUMENTS,
     "artifact.py": "torch.jit's wrapper of C++ modules; a file of which nobody has said the types",
     "autocast_mode.py": "TorchScript's name for a parameter that may be anything",
-    "cli/bench.py": "what programs return that are not ours",
     "cli/contestants.py": "what torch.compile returns, and packages that may be missing",
     "cli/inputs.py": GRAPHS,
     "compatibility.py": CPP_MODULES,
     "compute/constants.py": "arguments of operators that pack weights, which are in no stub",
+    "compute/dtypes.py": GRAPHS,
     "compute/prepack.py": GRAPHS,
     "compute/program.py": CPP_MODULES,
     "compute/sizes.py": GRAPHS,
@@ -62,6 +62,7 @@ REASONS: Final[dict[str, str]] = {
     "tracing/specialise.py": "TorchScript's passes, most of which are in no stub",
     "triton/adapter.py": "torch.jit's compiler, whose functions are untyped",
     "triton/border.py": GRAPHS,
+    "triton/repository.py": "methods of ScriptModule, which torch leaves untyped",
     "untouched.py": CPP_MODULES + "; keys of mappings that a model holds",
 }
 """Each module that may mention ``Any``, and what it holds that has no types."""
