@@ -28,6 +28,7 @@ from amp_script.compute import Compute, CppModule
 from amp_script.disk import require_room, stored_bytes, to_path
 from amp_script.errors import ArgumentError, ArtifactError
 from amp_script.frozen import FrozenModule
+from amp_script.gist import first_line
 from amp_script.lowering._graph import constant, nodes_of
 from amp_script.metadata import EXTRA_FILE, Metadata
 from amp_script.stubgen.conformance import check
@@ -82,7 +83,7 @@ def save(
         try:
             module.save(str(temporary), _extra_files=extra_files)
         except RuntimeError as error:
-            raise ArtifactError(str(path), f"cannot be written: {_first_line(error)}") from error
+            raise ArtifactError(str(path), f"cannot be written: {first_line(error)}") from error
 
 
 def _metadata_of_scripted(module: torch.jit.ScriptModule) -> Metadata:
@@ -191,7 +192,7 @@ def _import(path: Path, device: torch.device | None) -> CppModule:
     except MemoryError:
         raise
     except Exception as error:
-        raise ArtifactError(str(path), f"cannot be loaded: {_first_line(error)}") from error
+        raise ArtifactError(str(path), f"cannot be loaded: {first_line(error)}") from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:
@@ -302,7 +303,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         reason = "no TorchScript archive, or cut short" if path.stat().st_size else "empty"
         raise ArtifactError(str(path), f"{reason} ({error})") from error
     except _UNREADABLE as error:
-        raise ArtifactError(str(path), f"damaged: {_first_line(error)}") from error
+        raise ArtifactError(str(path), f"damaged: {first_line(error)}") from error
 
 
 _UNREADABLE = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
@@ -339,7 +340,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -25,6 +25,7 @@ from amp_script.autocast_mode import autocast
 from amp_script.calls import Call, Inputs
 from amp_script.errors import ExportError, TracingError, VerificationError
 from amp_script.float32_blocks import Float32Blocks
+from amp_script.gist import first_line, gist
 from amp_script.interception import replaced
 from amp_script.jit_state import shield
 from amp_script.metadata import InputSpec
@@ -174,13 +175,7 @@ def _exported(
                 strict=False,
             )
     except Exception as error:
-        reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise ExportError(f"torch.export cannot take the model: {reason}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = (line.strip() for line in str(error).splitlines())
-    return next(filter(None, lines), "no message")
+        raise ExportError(f"torch.export cannot take the model: {gist(error)}") from error
 
 
 def _verify(
@@ -207,7 +202,7 @@ def _verify(
         raise VerificationError(error.report, _explanation(model)) from error
     except RuntimeError as error:
         raise ExportError(
-            f"the exported program does not run on the inputs: {_first_line(error)}"
+            f"the exported program does not run on the inputs: {first_line(error)}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["gist"]
+__all__ = ["first_line", "gist"]
 
 _THROWN: Final = re.compile(r"^[\w.]+: .*", re.MULTILINE)
 """What was thrown, below the stack that TorchScript tells first, whose lines begin otherwise."""
@@ -18,5 +18,9 @@ def gist(error: BaseException) -> str:
     text = str(error)
     if "TorchScript interpreter" in text and (thrown := _THROWN.search(text)):
         return thrown[0]
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-    return f"{type(error).__name__}: {first}"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says that is not empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

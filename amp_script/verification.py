@@ -22,6 +22,7 @@ from amp_script.dtypes import dtype_name
 from amp_script.errors import VerificationError
 from amp_script.float32_blocks import Float32Blocks
 from amp_script.frozen import FrozenModule
+from amp_script.gist import first_line
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.metadata import Metadata
 from amp_script.regions import Region, border_dtype
@@ -254,7 +255,7 @@ def expect(reference: Callable[..., object], call: Call, region: Region) -> Expe
                 raise failures[0] from None
             failures.append(error)
     what = "the model does not run in float32" if runs else "eager autocast itself fails"
-    note = f"{what}: {str(failures[0]).strip().splitlines()[0]}" if failures else ""
+    note = f"{what}: {first_line(failures[0])}" if failures else ""
     _, structure = flatten((runs or full)[0], "output")
     outputs = [_outputs(value) for value in runs]
     in_float32 = _outputs(full[0]) if full else {}

@@ -36,6 +36,7 @@ from amp_script.errors import (
 )
 from amp_script.float32_blocks import Float32Blocks
 from amp_script.frozen import FrozenModule
+from amp_script.gist import gist
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.lowering import lower_graph
 from amp_script.lowering._graph import Editor, Graph
@@ -497,7 +498,7 @@ class _Freezing:
         except InputError as error:
             raise TracingError(f"{name} does not fit the program: {error}") from None
         except (RuntimeError, torch.jit.Error) as error:
-            lines = [f"{name}: the program fails: {_first_line(error)}"]
+            lines = [f"{name}: the program fails: {gist(error)}"]
             lines += [f"  {path}: {_sizes(tensor)}" for path, tensor in check.named_tensors()]
             raise TracingError("\n".join(lines) + self.why(recording, example, check)) from error
 
@@ -553,11 +554,6 @@ def _warn(places: Sequence[HeldFast], *, sizes_vary: bool) -> None:
 def _sizes_vary(calls: Sequence[Call]) -> bool:
     first, *others = ({path: t.shape for path, t in call.named_tensors()} for call in calls)
     return any(other != first for other in others)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def _sizes(tensor: torch.Tensor) -> str:

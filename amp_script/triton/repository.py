@@ -16,6 +16,7 @@ from amp_script.artifact import load, save
 from amp_script.calls import Call
 from amp_script.errors import ExportError
 from amp_script.frozen import FrozenModule
+from amp_script.gist import gist
 from amp_script.made_inputs import make_inputs
 from amp_script.structure import flatten
 from amp_script.triton.adapter import on_tensors
@@ -149,10 +150,9 @@ def _run(program: FrozenModule, call: Call) -> object:
     try:
         return run(program, call)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
         raise ExportError(
             f"the program fails on its inputs, which are made from its metadata if none are given: "
-            f"{reason}"
+            f"{gist(error)}"
         ) from error
 
 
