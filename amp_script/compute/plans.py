@@ -8,6 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 
+from amp_script.dtypes import dtype_name
+
 from .processor import Kind, Processor
 from .upcast import REDUCED
 
@@ -97,7 +99,7 @@ class Description:
             for kind, plan in plans.items():
                 by_plan.setdefault(plan, []).append(kind.value)
             shown = [f"{plan} for {', '.join(names)}" for plan, names in by_plan.items()]
-            rows.append((str(dtype).removeprefix("torch."), "; ".join(shown)))
+            rows.append((dtype_name(dtype), "; ".join(shown)))
         return rows
 
     def __str__(self) -> str:

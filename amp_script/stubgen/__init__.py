@@ -6,6 +6,7 @@ import keyword
 
 import torch
 
+from amp_script.dtypes import dtype_name
 from amp_script.errors import StubsError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import InputSpec, Metadata
@@ -68,7 +69,7 @@ def is_class_name(name: str) -> bool:
 
 
 def _summary(metadata: Metadata) -> str:
-    dtype = "" if metadata.dtype is None else f" in {_short(metadata.dtype)}"
+    dtype = "" if metadata.dtype is None else f" in {dtype_name(metadata.dtype)}"
     return f"{metadata.kind}{dtype} for {metadata.device}"
 
 
@@ -77,13 +78,9 @@ def _line(spec: InputSpec) -> str:
         return f"{spec.name}: no tensor."
     shape = "" if spec.shape is None else f" of shape {_shape(spec.shape)}"
     device = "" if spec.device is None else f", on {spec.device}"
-    return f"{spec.name}: {_short(spec.dtype)}{shape}{device}."
+    return f"{spec.name}: {dtype_name(spec.dtype)}{shape}{device}."
 
 
 def _shape(sizes: tuple[int | None, ...]) -> str:
     shown = ["any" if size is None else str(size) for size in sizes]
     return f"({', '.join(shown)}{',' * (len(shown) == 1)})"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from amp_script.calls import Call
+from amp_script.dtypes import dtype_name
 from amp_script.errors import ExportError
 from amp_script.frozen import FrozenModule
 from amp_script.made_inputs import split_path
@@ -224,7 +225,7 @@ def _require_servable(kind: Literal["input", "output"], port: Port) -> None:
                 f"--{kind}-dtype float32"
             )
         raise ExportError(
-            f"{where} is {str(port.dtype).removeprefix('torch.')}, which Triton's PyTorch backend "
+            f"{where} is {dtype_name(port.dtype)}, which Triton's PyTorch backend "
             f"does not take{advice}"
         )
     if not port.sizes:
