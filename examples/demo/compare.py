@@ -24,6 +24,8 @@ def main(file: Path) -> None:
     # transformers asks for sizes while it is traced; show_closeness tries many others.
     warnings.simplefilter("ignore", torch.jit.TracerWarning)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    # Newer releases of torch remind whoever runs TorchScript that it is deprecated.
+    warnings.filterwarnings("ignore", r"`torch\.jit", FutureWarning)
     model = sentence_encoder()
     frozen = torch.jit.load(file)
     batch = tokenize(SENTENCES)
