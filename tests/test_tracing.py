@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import amp_script
 from amp_script.errors import StructureError, TracingError, TracingWarning, VerificationError
@@ -173,6 +174,45 @@ def test_weights_that_are_not_cast_are_the_programs_own(
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.add_(1)
         assert_same(frozen(x), before)
+
+
+class Constants(nn.Module):
+    """Returns what does not depend on its input, bare, in containers, as views and as weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("kept", torch.rand(4, 4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        mask = torch.ones(4)
+        return {
+            "product": self.layer(x) + mask,
+            "list": [torch.zeros(1, 4), torch.zeros(1, 4)],
+            "tuple": (torch.arange(3), self.kept + 1, self.kept.clone(), self.kept.t()),
+            "weight": self.layer.weight.to(torch.bfloat16),
+            "mask": mask,
+        }
+
+
+@pytest.mark.parametrize("compute", ["native", "upcast", "packed", None])
+def test_constants_that_are_returned_are_new_in_each_call(compute: Any, tmp_path: Path) -> None:
+    model, x = Constants().eval(), torch.randn(2, 4)
+    file = tmp_path / "model.pt"
+    amp_script.save(amp_script.trace_and_freeze(model, x, compute="native"), file)
+    plain = compute is None
+    program: Any = torch.jit.load(file) if plain else amp_script.load(file, compute=compute)
+    with torch.no_grad():
+        want = copy.deepcopy(tree_leaves(program(x)))
+        for _ in range(3):
+            results = tree_leaves(program(x))
+            assert_same(results, want)
+            assert len({result.data_ptr() for result in results}) == len(results)
+            for result in results:
+                result.add_(1)
+    if not plain:
+        amp_script.save(program, file)
+        assert_same(tree_leaves(amp_script.load(file, compute=compute)(x)), want)
 
 
 # --- the border -----------------------------------------------------------------------------------

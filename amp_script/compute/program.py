@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from amp_script.lowering._graph import Editor, Graph, nodes_of
+from amp_script.lowering._graph import Editor, Graph, Node, nodes_of
 from amp_script.metadata import InputSpec
 
 from .constants import PackedWeight, StoredConstants, fold_casts
@@ -125,7 +125,7 @@ def _one_for_each_grad_mode(forward: Graph | None) -> dict[str, Graph]:
     """Take apart a program that asks first of all whether gradients are on: sizes inside a branch
     are not known, and without them nothing is packed.
     """
-    if forward is None or not any(n.kind() == "aten::is_grad_enabled" for n in forward.nodes()):
+    if forward is None or not any(map(_decides, forward.nodes())):
         return {}
     if any(n.kind() in ("prim::Enter", "aten::set_grad_enabled") for n in nodes_of(forward)):
         return {}
@@ -133,12 +133,18 @@ def _one_for_each_grad_mode(forward: Graph | None) -> dict[str, Graph]:
     for name, graph in graphs.items():
         editor = Editor(graph)
         for node in nodes_of(graph):
-            if node.kind() == "aten::is_grad_enabled":
+            if _decides(node):
                 known = editor.constant_before(node, name == _WITH_GRAD)
                 node.output().replaceAllUsesWith(known)
         torch._C._jit_pass_constant_propagation(graph)
         torch._C._jit_pass_dce(graph)
     return graphs
+
+
+def _decides(node: Node) -> bool:
+    """Whether a node asks about gradients for more than a copy, which asks to stay unfolded."""
+    asks = node.kind() == "aten::is_grad_enabled"
+    return asks and any(use.user.kind() != "aten::_to_copy" for use in node.output().uses())
 
 
 _FORWARD: Final = "forward"

@@ -10,18 +10,27 @@ Private names used here, present in torch 2.6 to 2.15: the C++ module's ``getatt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from amp_script.lowering._graph import Editor, Graph, Node, constant, nodes_of
+from amp_script.lowering._graph import (
+    Editor,
+    Graph,
+    Node,
+    compiled_graph,
+    constant,
+    is_constant,
+    is_tensor,
+    nodes_of,
+)
 
 CppModule: TypeAlias = Any
 """A ``torch._C.ScriptModule``, most of whose methods torch's stubs lack."""
 
-__all__ = ["attach_weights", "own_constants", "share_constants"]
+__all__ = ["attach_weights", "copy_returned_constants", "own_constants", "share_constants"]
 
 
 def attach_weights(graph: Graph, module: CppModule, changing: Collection[torch.Tensor]) -> None:
@@ -96,6 +105,67 @@ def share_constants(graph: Graph) -> None:
             view = same.as_strided(value.shape, value.stride())
             node.output().replaceAllUsesWith(editor.constant_before(node, view))
             node.destroy()
+
+
+_COPY: Final = """
+def copy(constant: Tensor) -> Tensor:
+    return torch.ops.aten._to_copy(constant, non_blocking=torch.is_grad_enabled())
+"""
+"""A copy that is made in each call: of a clone the executor makes a constant, and so of all that
+has constant arguments. That one does not block means nothing where it stays on its device."""
+
+
+def copy_returned_constants(graph: Graph) -> None:
+    """Return a copy of each constant, and of each view of one, as eager mode returns new tensors.
+
+    What a caller then does to a result, neither the program nor another result sees.
+    """
+    editor = Editor(graph)
+    _take_apart_returned(editor, graph.return_node())
+    aliases: Any = graph.alias_db()
+    constants = [
+        node.output()
+        for node in nodes_of(graph)
+        if node.kind() == "prim::Constant" and _is_strided(constant(node.output()))
+    ]
+    copy = compiled_graph(_COPY, {"torch": torch})
+    for holder, index in _returned(graph.return_node()):
+        value = holder.inputsAt(index)
+        if any(aliases.may_contain_alias(value, each) for each in constants):
+            (copied,) = editor.graph_before(holder, copy, [value])
+            holder.replaceInput(index, copied)
+
+
+def _take_apart_returned(editor: Editor, holder: Node) -> None:
+    """Write what returned containers hold as constants of their own, not as one that holds all."""
+    for index, value in enumerate(holder.inputs()):
+        held = constant(value) if is_constant(value) else None
+        if isinstance(held, (list, tuple)) and _holds_tensors(held):
+            kind = "prim::ListConstruct" if isinstance(held, list) else "prim::TupleConstruct"
+            parts = [editor.constant_before(holder, part) for part in held]
+            made = editor.node_before(holder, kind, *parts).output()
+            made.setType(value.type())
+            holder.replaceInput(index, made)
+            value = made
+        if value.node().kind().endswith("Construct"):
+            _take_apart_returned(editor, value.node())
+
+
+def _holds_tensors(held: object) -> bool:
+    return any(isinstance(part, torch.Tensor) for part in tree_leaves(held))
+
+
+def _is_strided(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _returned(holder: Node) -> Iterator[tuple[Node, int]]:
+    """The tensors that a graph returns, in containers too, as inputs of nodes that hold them."""
+    for index, value in enumerate(holder.inputs()):
+        if is_tensor(value):
+            yield holder, index
+        elif value.node().kind().endswith("Construct"):
+            yield from _returned(value.node())
 
 
 def _fills_its_memory(tensor: torch.Tensor) -> bool:

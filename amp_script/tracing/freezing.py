@@ -49,7 +49,12 @@ from amp_script.scripting.programs import originals
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
 from amp_script.tracing.compiled_calls import submodules_called_by
-from amp_script.tracing.constants import attach_weights, own_constants, share_constants
+from amp_script.tracing.constants import (
+    attach_weights,
+    copy_returned_constants,
+    own_constants,
+    share_constants,
+)
 from amp_script.tracing.gradient_paths import write_out_products
 from amp_script.tracing.graph_difference import first_difference
 from amp_script.tracing.missing_kernels import stand_in_for_missing_kernels
@@ -422,6 +427,7 @@ class _Freezing:
         keep_scalars_tensors(Editor(graph), lambda node: promotes_as_number(node, dtypes))
         own_constants(graph, foreign)
         share_constants(graph)
+        copy_returned_constants(graph)
         _C._jit_pass_dce(graph)
         _C._jit_pass_lint(graph)
 
