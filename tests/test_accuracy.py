@@ -592,7 +592,7 @@ class Fails(nn.Module):
         (
             nn.Sequential(nn.Linear(8, 8), torch.jit.script(nn.Linear(9, 8))).eval(),
             ComparisonError,
-            r"fails under autocast, in '1' \(RecursiveScriptModule\): RuntimeError: mat1 and mat2",
+            r"fails under autocast, in '1' \(RecursiveScriptModule\): .*mat1 and mat2",
         ),
         (nn.Sequential(Says()).eval(), ComparisonError, "there is nothing to compare"),
     ],

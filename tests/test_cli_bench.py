@@ -333,7 +333,7 @@ def test_what_is_named_and_not_installed_is_an_error(
             ["net.pt", "--model", "models.py:training"],
             "the model is in training mode (Sequential, 0, 1); call eval() first",
         ),
-        (["net.pt", "--input", "3x9"], "net.pt itself fails: RuntimeError: mat1"),
+        (["net.pt", "--input", "3x9"], "mat1 and mat2 shapes cannot be multiplied (3x9 and"),
         (["net.pt", "--input", "y=3x8"], "net.pt itself fails: InputError: forward: expected 1"),
         (
             ["net.pt", "--input", "8"],

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from types import FunctionType
+from typing import Any, Final
 
 import torch
 from torch._library.custom_ops import OPDEFS
@@ -63,6 +64,12 @@ def _call(
 
 def _is_tracing(original: Callable[[], bool]) -> bool:
     """Stand for ``torch.jit.is_tracing``, by which one function leaves a path that can be taken."""
-    caller = sys._getframe(2).f_code
-    chunked = getattr(torch.nn.functional, "linear_cross_entropy", None)
-    return caller is not getattr(chunked, "__code__", None) and original()
+    return sys._getframe(2).f_code not in _CHUNKED and original()
+
+
+_CHUNKED: Final = frozenset(
+    function.__code__
+    for name, function in vars(torch.nn.functional).items()
+    if "linear_cross_entropy" in name and isinstance(function, FunctionType)
+)
+"""What decides whether that function takes its chunked form: itself, from torch 2.15 on another."""
