@@ -21,7 +21,7 @@ from torch import nn
 
 from amp_script.errors import TracingError
 
-__all__ = ["generators_kept", "modules_of", "seeded", "tensors_of", "untouched"]
+__all__ = ["State", "generators_kept", "modules_of", "seeded", "tensors_of", "untouched"]
 
 _Container: TypeAlias = "list[object] | dict[object, object] | set[object]"
 

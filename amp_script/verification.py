@@ -1,28 +1,30 @@
 """Compares a program with eager autocast: bits, units in the last place, and distance to float32.
 
 The reference runs two ways on the same inputs: under autocast, which is what the program should be,
-and without, which is the float32 that both approximate. The program runs three times, because
-TorchScript's executor rewrites a graph between its first runs.
+and without, its own regions off too, which is the float32 that both approximate. The program runs
+three times, because TorchScript's executor rewrites a graph between its first runs.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from amp_script.autocast_mode import autocast
 from amp_script.calls import Call, Inputs
 from amp_script.dtypes import dtype_name
-from amp_script.errors import VerificationError
+from amp_script.errors import AmpScriptError, VerificationError
 from amp_script.float32_blocks import Float32Blocks
 from amp_script.frozen import FrozenModule
 from amp_script.gist import first_line
+from amp_script.interception import replaced
 from amp_script.jit_state import jit_autocast_pass, shield
 from amp_script.metadata import Metadata
 from amp_script.regions import Region, border_dtype
@@ -30,7 +32,7 @@ from amp_script.scripting import LoweredFunction, LoweredModule
 from amp_script.scripting.script_calls import lowered_script_calls
 from amp_script.structure import Structure, flatten, named_leaves
 from amp_script.tables import Table
-from amp_script.untouched import modules_of, seeded, untouched
+from amp_script.untouched import State, modules_of, seeded, untouched
 
 __all__ = [
     "DISTANCE_IN_EPS",
@@ -207,7 +209,7 @@ class Expectation:
         structure: of the result.
         runs: outputs under autocast of one run, or of :data:`RUNS` where the model keeps state;
             empty where eager autocast itself fails.
-        full: outputs in float32; empty where the model does not run in float32.
+        full: the same in float32; empty where the model does not run in float32.
         note: what failed, or ``""``.
         rebound: the model's attributes that hold other objects after a run than before it.
     """
@@ -215,13 +217,17 @@ class Expectation:
     region: Region
     structure: Structure
     runs: list[_Outputs]
-    full: _Outputs
+    full: list[_Outputs]
     note: str = ""
     rebound: tuple[str, ...] = ()
 
     def run(self, index: int) -> _Outputs | None:
         """What eager autocast gives on the run of this number."""
         return self.runs[index % len(self.runs)] if self.runs else None
+
+    def run_in_float32(self, index: int) -> _Outputs | None:
+        """What the model gives in float32 on the run of this number."""
+        return self.full[index % len(self.full)] if self.full else None
 
 
 def expect(reference: Callable[..., object], call: Call, region: Region) -> Expectation:
@@ -231,35 +237,55 @@ def expect(reference: Callable[..., object], call: Call, region: Region) -> Expe
     random numbers.
 
     Raises:
-        Exception: what the model raises both under autocast and in float32.
+        AmpScriptError: the model cannot be followed under autocast, or its result not taken apart.
+        Exception: what the model raises under autocast, where it does not run in float32 either.
     """
     modules = modules_of(reference)
-    runs: list[object] = []
+    runs: list[_Result] = []
+    full: list[_Result] = []
     rebound: list[str] = []
     failures: list[Exception] = []
     with lowered_script_calls(), untouched(modules) as state:
         try:
             with region.enter(cached=True):
-                runs.append(_run(reference, call, region))
-                rebound += state.rebound_names()
-                if state.changed():
-                    runs += [_run(reference, call, region) for _ in range(RUNS - 1)]
-        except RuntimeError as error:
+                runs = _results(reference, call, region, state)
+            rebound = state.rebound_names()
+        except AmpScriptError:
+            raise
+        except Exception as error:  # of the user's code, or of torch's
             failures.append(error)
-    full: list[object] = []
-    with lowered_script_calls(), untouched(modules):
+    with lowered_script_calls(), untouched(modules) as state, _own_regions_off():
         try:
-            full.append(_run(reference, call.in_float32(), region))
-        except RuntimeError as error:
+            full = _results(reference, call.in_float32(), region, state)
+        except Exception as error:  # likewise
             if not runs:
                 raise failures[0] from None
             failures.append(error)
     what = "the model does not run in float32" if runs else "eager autocast itself fails"
-    note = f"{what}: {first_line(failures[0])}" if failures else ""
-    _, structure = flatten((runs or full)[0], "output")
-    outputs = [_outputs(value) for value in runs]
-    in_float32 = _outputs(full[0]) if full else {}
-    return Expectation(region, structure, outputs, in_float32, note, tuple(rebound))
+    return Expectation(
+        region,
+        (runs or full)[0].structure,
+        [run.outputs for run in runs],
+        [run.outputs for run in full],
+        f"{what}: {first_line(failures[0])}" if failures else "",
+        tuple(rebound),
+    )
+
+
+@contextmanager
+def _own_regions_off() -> Iterator[None]:
+    """Let the regions that Python enters in the calling thread cast nothing."""
+    with (
+        replaced(torch.amp.autocast_mode.autocast, "__enter__", _enter_off),
+        replaced(autocast, "__enter__", _enter_off),
+    ):
+        yield
+
+
+def _enter_off(enter: Callable[..., object], region: torch.autocast) -> object:
+    entered = enter(region)
+    torch.set_autocast_enabled(region.device, False)
+    return entered
 
 
 def judge(
@@ -293,8 +319,19 @@ def judge(
     )
     report = VerificationReport(reports, expectation.note, name)
     if not report.accepted:
-        raise VerificationError(report, _what_changes(expectation.rebound))
+        explanation = _what_changes(expectation.rebound)
+        if expectation.runs and not expectation.full and not exact:
+            explanation += _NO_DISTANCE
+        raise VerificationError(report, explanation)
     return report
+
+
+_NO_DISTANCE: Final = (
+    "\nwithout float32 there is no distance to measure, and equal bits alone pass, which a program "
+    "with other kernels than eager autocast's or with folded batch norm may not have: freeze with "
+    'compute="native" and fold_batch_norm=False, or have the model run in float32 where autocast '
+    "is off"
+)
 
 
 def _what_changes(rebound: Sequence[str]) -> str:
@@ -347,6 +384,27 @@ def _run(model: Callable[..., object], call: Call, region: Region) -> object:
         return call.run(model, call.fresh())
 
 
+class _Result(NamedTuple):
+    """What one run gives, taken before a later one changes a tensor that the model still holds."""
+
+    outputs: _Outputs
+    structure: Structure
+
+
+def _results(
+    reference: Callable[..., object], call: Call, region: Region, state: State
+) -> list[_Result]:
+    """One run, or :data:`RUNS` where the model keeps state."""
+
+    def result() -> _Result:
+        value = _run(reference, call, region)
+        _, structure = flatten(value, "output")
+        return _Result(_outputs(value), structure)
+
+    first = result()
+    return [first, *(result() for _ in range(RUNS - 1))] if state.changed() else [first]
+
+
 def _outputs(value: object) -> _Outputs:
     """The tensors and numbers of a result by path, as tensors that no later run can change."""
     return {
@@ -377,8 +435,9 @@ def _report(
     pairs = [
         (run[path], _wanted(expectation.run(i), path, output_dtype)) for i, run in enumerate(runs)
     ]
-    got, wanted = next((pair for pair in pairs if not _same(*pair)), pairs[-1])
-    full = expectation.full.get(path)
+    index = next((i for i, pair in enumerate(pairs) if not _same(*pair)), len(pairs) - 1)
+    got, wanted = pairs[index]
+    full = (expectation.run_in_float32(index) or {}).get(path)
     alike = wanted is not None and (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     eager_distance = None if wanted is None else _distance(wanted, full)
     if wanted is None:

@@ -197,6 +197,91 @@ def test_a_model_of_lower_precision_has_no_float32() -> None:
     assert report.distance is None
 
 
+def test_without_float32_the_error_says_that_equal_bits_alone_pass() -> None:
+    model, x = Net().bfloat16().eval(), torch.rand(5, 8).bfloat16()
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    with torch.no_grad():
+        model.layers[2].bias.add_(1)
+    with pytest.raises(VerificationError, match=r'no distance to measure.*compute="native"'):
+        amp_script.verify(frozen, model, x)
+    with pytest.raises(VerificationError) as caught:
+        amp_script.verify(frozen, model, x, exact=True)
+    assert not caught.value.explanation
+
+
+class RunsInOneModeOnly(nn.Module):
+    """Stands for a model whose own checks, or torch's, refuse the dtypes of one of the modes."""
+
+    def __init__(self, *, autocast: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.modes = {autocast}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu") not in self.modes:
+            raise ValueError("input dtype does not match weight dtype")
+        return self.layer(x)
+
+
+def test_any_exception_tells_that_one_of_the_two_references_does_not_run() -> None:
+    model, x = RunsInOneModeOnly(autocast=True).eval(), torch.rand(3, 8)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    report = amp_script.verify(frozen, model, x)
+    assert report.bit_equal
+    assert report.note == (
+        "the model does not run in float32: input dtype does not match weight dtype"
+    )
+    model.modes = {False}
+    report = amp_script.verify(frozen, model, x)
+    assert report.accepted
+    assert report.note == "eager autocast itself fails: input dtype does not match weight dtype"
+    model.modes = set()
+    with pytest.raises(ValueError, match="does not match"):
+        amp_script.verify(frozen, model, x)
+
+
+def test_a_recurrent_layer_that_takes_lower_precision_under_autocast_alone() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x.to(torch.bfloat16))[0]
+            return result
+
+    model, x = Recurrent().eval(), torch.rand(3, 2, 4)
+    frozen = amp_script.trace_and_freeze(model, x, dtype=torch.bfloat16, compute="native")
+    assert frozen.metadata.verification is not None
+    assert frozen.metadata.verification.bit_equal
+
+
+class InRegionOfItsOwn(nn.Module):
+    def __init__(self, region: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.region = region
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.region("cpu", dtype=torch.bfloat16):
+            result: torch.Tensor = self.layers(x)
+            return result
+
+
+@pytest.mark.parametrize("region", [torch.autocast, amp_script.autocast])
+def test_float32_is_without_the_regions_of_the_model_itself(region: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model, x = InRegionOfItsOwn(region).eval(), torch.rand(5, 8)
+    frozen = amp_script.trace_and_freeze(model, x, dtype=torch.bfloat16, compute="native")
+    report = amp_script.verify(frozen, model, x)
+    with torch.no_grad():
+        full, reduced = model.layers(x).double(), model(x).double()
+    assert reduced.ne(full).any()
+    assert report.eager_distance == float((reduced - full).norm()) / float(full.norm())
+    assert not torch.is_autocast_enabled("cpu")
+    assert report.bit_equal
+
+
 def test_a_model_that_always_fails_raises_its_own_error() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("broken")
@@ -223,6 +308,25 @@ def test_state_and_random_numbers_are_the_same_for_both() -> None:
         assert amp_script.verify(frozen, model, x, exact=True).bit_equal
     assert model.calls.item() == 0
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_buffer_that_is_returned_and_changed_is_compared_as_it_was_returned() -> None:
+    class ReturnsItsCount(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("calls", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.calls.add_(1)
+            return self.layer(x), self.calls
+
+    model, x = ReturnsItsCount().eval(), torch.rand(3, 4)
+    frozen = amp_script.trace_and_freeze(model, x, compute="native")
+    report = amp_script.verify(frozen, model, x, exact=True)
+    assert report.bit_equal
+    assert report.outputs[1].distance == 0  # to the run in float32 of the same number
+    assert model.calls.eq(0).all()
 
 
 class Remembers(nn.Module):
