@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import amp_script
-from amp_script.errors import TracingError, VerificationError
+from amp_script.errors import InputError, TracingError, VerificationError
 from amp_script.verification import ulp_difference
 
 # --- units in the last place ----------------------------------------------------------------------
@@ -238,6 +238,18 @@ def test_any_exception_tells_that_one_of_the_two_references_does_not_run() -> No
     model.modes = set()
     with pytest.raises(ValueError, match="does not match"):
         amp_script.verify(frozen, model, x)
+
+
+def test_an_error_of_the_librarys_own_is_no_failure_of_eager_autocast() -> None:
+    frozen = amp_script.trace_and_freeze(nn.Linear(8, 8).eval(), torch.rand(3, 8))
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise InputError("does not fit the part")
+        return x
+
+    with pytest.raises(InputError, match="does not fit the part"):
+        amp_script.verify(frozen, model, torch.rand(3, 8))
 
 
 def test_a_recurrent_layer_that_takes_lower_precision_under_autocast_alone() -> None:
