@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from amp_script import trace_and_freeze
+from amp_script import load, save, trace_and_freeze
 from amp_script.compute import Kind
 from amp_script.compute.dtypes import cast_dtype, infer
 from amp_script.compute.operators import KINDS
@@ -684,6 +684,45 @@ def test_a_program_that_sees_the_order_of_memory_keeps_its_convolutions() -> Non
     del native
     assert "aten::_convolution" in {node.kind() for node in nodes_of(plan_graph(packed))}
     packed(x)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls.add_(1)
+        return self.layer(x + torch.rand(256)), self.calls * 1
+
+
+class Checked(Counter):
+    """Refuses the zeros that loading passes, once its state has changed."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls.add_(1)
+        inverse = torch.linalg.inv(x[:4, :4])
+        return self.layer(x + inverse.sum() + torch.rand(256)), self.calls * 1
+
+
+@pytest.mark.parametrize("make_model", [Counter, Checked])
+def test_loading_leaves_a_program_and_the_generator_as_they_were(
+    make_model: type[Counter], tmp_path: Any
+) -> None:
+    model, x = make_model().eval(), torch.rand(8, 256)
+    native = trace_and_freeze(model, (x,), compute="native", verify=False)
+    save(native, tmp_path / "model.pt")
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    packed = load(tmp_path / "model.pt", compute="packed")
+    assert torch.equal(torch.rand(1), expected)
+    save(packed, tmp_path / "again.pt")
+    fresh = trace_and_freeze(model, (x,), compute="packed", verify=False)
+    for program in (packed, load(tmp_path / "again.pt", compute="packed"), fresh):
+        for call in (1, 2):
+            assert program(x)[1].item() == call
 
 
 def test_small_layers_and_single_rows_are_not_packed() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -38,6 +39,8 @@ def sizes_on_examples(
 ) -> dict[str, tuple[int, ...]]:
     """Run a program on zeros of the example inputs' sizes, and return the sizes of some values.
 
+    The program's state and the random generator stay as they are.
+
     Args:
         graph: the program's ``forward``; it is left as it is.
         cpp_module: what the graph's first input stands for.
@@ -63,11 +66,13 @@ def sizes_on_examples(
     found = {of.debugName(): value for of, value in pairs if of.debugName() in names}
     _return_sizes(probe, list(found.values()))
     weights = _take_weights_as_inputs(probe)
+    _copy_written_constants(probe)
     function = torch._C._create_function_from_graph("sizes", probe)
     try:
         for arguments in examples:
-            with torch.no_grad(), contextlib.suppress(RuntimeError):
-                sizes = function(cpp_module, *arguments, *weights)
+            with torch.no_grad(), torch.random.fork_rng([]), contextlib.suppress(RuntimeError):
+                # What a frozen program holds beside its constants is what it changes.
+                sizes = function(copy.deepcopy(cpp_module), *arguments, *weights)
                 return {name: tuple(size) for name, size in zip(found, sizes, strict=True)}
     finally:
         del function, examples, weights
@@ -92,6 +97,17 @@ def _take_weights_as_inputs(graph: Graph) -> list[torch.Tensor]:
             node.destroy()
     memory = torch.zeros(max((shape.numel() for shape in shapes), default=0))
     return [memory[: shape.numel()].view(shape) for shape in shapes]
+
+
+def _copy_written_constants(graph: Graph) -> None:
+    """Let a graph write to constants of its own: a copy of a graph shares their memory."""
+    aliases: Any = graph.alias_db()
+    editor = Editor(graph)
+    for node in graph.findAllNodes("prim::Constant"):
+        if aliases.has_writers(node.output()):
+            own = editor.constant_before(node, copy.deepcopy(constant(node.output())))
+            node.output().replaceAllUsesWith(own)
+            node.destroy()
 
 
 def _return_sizes(graph: Graph, values: Sequence[Value]) -> None:
