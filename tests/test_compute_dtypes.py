@@ -16,9 +16,10 @@ import report_truth
 import torch
 from torch import nn
 
+from amp_script import trace_and_freeze
 from amp_script.compute import Kind
-from amp_script.compute.dtypes import input_name
-from amp_script.compute.operators import ALIKE, KEEP_DTYPE, KINDS, PROMOTE
+from amp_script.compute.dtypes import infer, input_name
+from amp_script.compute.operators import AGREEING, ALIKE, KEEP_DTYPE, KINDS, PROMOTE
 from amp_script.compute.upcast import REDUCED, upcast
 from amp_script.lowering._graph import nodes_of
 
@@ -167,6 +168,46 @@ def test_the_tables_say_what_torch_does() -> None:
     assert not wrong, "\n".join(dict.fromkeys(wrong))
     # One result of this one is undefined where nothing is trained, and cannot be compared.
     assert sorted(TABLES - reached) == ["aten::mkldnn_rnn_layer"]
+
+
+def test_one_known_dtype_tells_no_more_than_torch_does() -> None:
+    wrong, told = [], set()
+    for sample in samples():
+        plain = traced(Call(sample.call), sample.inputs())
+        if plain is None or not kinds_in(plain) & KINDS.keys():
+            continue
+        for tensors in mixed(sample.tensors):
+            program = traced(Call(sample.call), tensors)
+            result = opdb.attempt(program, *tensors) if program is not None else None
+            if not isinstance(result, torch.Tensor):
+                continue
+            graph = program.inlined_graph.copy()
+            for value, tensor in zip(list(graph.inputs())[1:], tensors, strict=True):
+                found = infer(graph, {input_name(value): tensor.dtype}).of(next(graph.outputs()))
+                told |= kinds_in(program) if found is not None else set()
+                if found not in (None, result.dtype):
+                    dtypes = [each.dtype for each in tensors]
+                    wrong.append(f"{sample.expression} of {dtypes}: {found}, not {result.dtype}")
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
+    assert AGREEING.keys() & told >= {"aten::linear", "aten::_convolution", "aten::bmm"}
+
+
+def test_products_that_promote_keep_their_dtypes_and_casts() -> None:
+    x = torch.rand(4, 4)
+    calls: list[Any] = [
+        lambda x: torch.outer(torch.cumprod(x, 0)[0], x.to(BF)[1]),
+        lambda x: torch.addr(torch.cumprod(x, 0), x.to(BF)[0], x.to(BF)[1]),
+        lambda x: torch.inner(torch.cumprod(x, 0), x.to(BF)[0, 0]),
+        lambda x: torch.outer(torch.cumprod(x, 0)[0], x.to(BF)[1]).to(BF),
+        lambda x: torch.outer(torch.cumprod(x.double(), 0)[0], x[1]).float(),
+    ]
+    for call in calls:
+        with torch.autocast("cpu", BF):
+            expected = call(x)
+        for compute in ("native", "upcast", "packed"):
+            model = Call(call).eval()
+            frozen = trace_and_freeze(model, (x,), compute=compute, verify=False)
+            assert not opdb.difference(expected, frozen(x)), compute
 
 
 def kinds_in(program: Any) -> set[str]:

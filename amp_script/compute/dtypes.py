@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -31,7 +31,8 @@ from amp_script.lowering._graph import (
 )
 
 from .dimensions import Dimensions, promoted
-from .operators import ALIKE, KEEP_DTYPE, KINDS, PROMOTE
+from .operators import AGREEING, ALIKE, KEEP_DTYPE, KINDS, MADE, PROMOTE
+from .processor import Kind
 
 __all__ = [
     "Dtypes",
@@ -74,10 +75,35 @@ class Dtypes:
         return value.debugName() in self._changing
 
     def of_operands(self, node: Node) -> torch.dtype | None:
-        """The floating-point dtype that all known tensor arguments share, if there is one."""
-        found = {dtype for value in node.inputs() if (dtype := self.of(value))}
+        """The floating-point dtype that the tensors of an operator in :data:`KINDS` share; ``None``
+        where they have several, or one whose dtype is not known may have another.
+        """
+        operands = [value for value in node.inputs() if _holds_tensors(value)]
+        found = {dtype for value in operands if (dtype := self.of(value))}
         found = {dtype for dtype in found if dtype.is_floating_point}
-        return found.pop() if len(found) == 1 else None
+        return found.pop() if len(found) == 1 and self._all_follow(node, operands) else None
+
+    def _all_follow(self, node: Node, operands: Sequence[Value]) -> bool:
+        """Whether the dtypes that are known settle those of the other operands."""
+        kind = node.kind()
+        if kind in AGREEING:
+            known = map(self.of, operands[: AGREEING[kind]])
+            return any(dtype is not None and dtype.is_floating_point for dtype in known)
+        if KINDS.get(kind) is Kind.RECURRENT and (schema := parsed_schema(node.schema())):
+            # An input is multiplied by its weights, and so is a state, but for an LSTM's cells.
+            names = _WEIGHTS | {"hx"} if "lstm" in kind else _WEIGHTS
+            given = zip(schema.arguments, node.inputs(), strict=True)
+            operands = [value for argument, value in given if argument.name in names] or operands
+        return all(self.of(value) is not None for value in operands)
+
+
+_WEIGHTS: Final = frozenset({"params", "w_ih", "w_hh"})
+"""What recurrent operators call their weights."""
+
+
+def _holds_tensors(value: Value) -> bool:
+    is_optional = is_optional_tensor(value) and not is_none(value)
+    return is_tensor(value) or is_optional or is_tensor_list(value)
 
 
 Rule: TypeAlias = "Callable[[Node, Dtypes], Sequence[torch.dtype | None]]"
@@ -179,8 +205,10 @@ def results(node: Node, dtypes: Dtypes) -> Sequence[torch.dtype | None]:
         return [cast]
     if kind == "aten::type_as" or node.schema().startswith("aten::to.other("):
         return [dtypes.of(node.inputsAt(1))]
-    if _names_dtype(node):
-        return []
+    named = _named_dtype(node)
+    if named is not None:
+        is_made = kind in MADE and _is_number(named)
+        return [dtypes_by_code()[constant(named)]] if is_made else []
     if "!" in node.schema():
         return _of_written(node, dtypes)
     return _of_operator(kind, node, dtypes)
@@ -250,16 +278,14 @@ def _is_number(value: Value) -> bool:
     return is_constant(value) and isinstance(constant(value), int)
 
 
-def _names_dtype(node: Node) -> bool:
-    """Whether an argument gives the dtype of the result."""
-    schema = node.schema()
-    if "ScalarType" not in schema:
-        return False
-    arguments = torch._C.parse_schema(schema).arguments
+def _named_dtype(node: Node) -> Value | None:
+    """The argument that gives the dtype of the result, if one does."""
+    text = node.schema()
+    schema = parsed_schema(text) if "dtype" in text else None
+    arguments = schema.arguments if schema else ()
     given = zip(arguments, node.inputs(), strict=False)
-    return any(
-        argument.name in ("dtype", "out_dtype") and not is_none(value) for argument, value in given
-    )
+    named = (value for each, value in given if each.name in ("dtype", "out_dtype"))
+    return next((value for value in named if not is_none(value)), None)
 
 
 def _of_constant(value: Value) -> torch.dtype | None:
