@@ -725,6 +725,20 @@ def test_loading_leaves_a_program_and_the_generator_as_they_were(
             assert program(x)[1].item() == call
 
 
+def test_loading_leaves_a_constant_that_the_program_writes_to(tmp_path: Any) -> None:
+    class Writer(Counter):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            start = torch.tensor([1.0])
+            start.add_(1)
+            return self.layer(x + start), start * 1
+
+    x = torch.rand(8, 256)
+    native = trace_and_freeze(Writer().eval(), (x,), compute="native", verify=False)
+    save(native, tmp_path / "model.pt")
+    native, packed = (load(tmp_path / "model.pt", compute=each) for each in ("native", "packed"))
+    assert torch.equal(native(x)[1], packed(x)[1])
+
+
 def test_small_layers_and_single_rows_are_not_packed() -> None:
     torch.manual_seed(0)
     cases = {(8, 16): 16, (1, 512): 512}
