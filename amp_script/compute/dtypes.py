@@ -87,7 +87,7 @@ class Dtypes:
         """Whether the dtypes that are known settle those of the other operands."""
         kind = node.kind()
         if kind in AGREEING:
-            known = map(self.of, operands[: AGREEING[kind]])
+            known = [self.of(operands[place]) for place in AGREEING[kind] if place < len(operands)]
             return any(dtype is not None and dtype.is_floating_point for dtype in known)
         if KINDS.get(kind) is Kind.RECURRENT and (schema := parsed_schema(node.schema())):
             # An input is multiplied by its weights, and so is a state, but for an LSTM's cells.

@@ -7,7 +7,7 @@ leaves it its dtype, and is in none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from .processor import Kind
@@ -52,25 +52,24 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 """Operators that a plan may run in float32 kernels."""
 
-AGREEING: Final[Mapping[str, int]] = {
-    # These take other dtypes beside the first, whose dtype they return.
-    **dict.fromkeys(
-        aten("mkldnn_convolution _native_multi_head_attention _transformer_encoder_layer_fwd"), 1
-    ),
+AGREEING: Final[Mapping[str, Sequence[int]]] = {
+    "aten::mkldnn_convolution": (0,),
+    "aten::_transformer_encoder_layer_fwd": (0, 1),
+    "aten::_native_multi_head_attention": (0, 3),
     **dict.fromkeys(
         aten(
             "linear mm bmm matmul mv dot vdot tensordot _convolution convolution conv1d conv2d "
             "conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d"
         ),
-        2,
+        range(2),
     ),
     **dict.fromkeys(
-        aten("addmm _addmm_activation baddbmm addbmm addmv scaled_dot_product_attention"), 3
+        aten("addmm _addmm_activation baddbmm addbmm addmv scaled_dot_product_attention"), range(3)
     ),
-    "aten::mkldnn_rnn_layer": 5,
+    "aten::mkldnn_rnn_layer": range(5),
 }
-"""How many of an operator's first tensors torch refuses unless they have one dtype, which is the
-result's: one of them tells it. Other operators in :data:`KINDS` take tensors of several dtypes."""
+"""Which of an operator's tensors torch refuses unless they have one dtype, which is the result's:
+one of them tells it. Other operators in :data:`KINDS` take tensors of several dtypes."""
 
 MADE: Final = aten("empty full ones zeros")
 """Operators that make a tensor of the dtype that they are given."""
