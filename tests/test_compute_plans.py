@@ -898,3 +898,24 @@ def test_an_lstm_runs_where_eager_autocast_fails(tmp_path: Any) -> None:
     assert plan == "packed"
     assert float(difference) < 0.01
     assert equal == "True"
+
+
+@pytest.mark.parametrize("compute", ["native", "upcast", "packed"])
+def test_many_tensors_that_may_be_scalars_are_joined(compute: Any) -> None:
+    """Each may have dimensions or none; to go through all that this may be would take forever."""
+
+    class Joins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.layer(x).sum(0).unsqueeze(0).squeeze()
+            return torch.stack([rows[index % 8] * 1.0 for index in range(60)])
+
+    model, x = Joins().eval(), torch.randn(2, 8)
+    frozen = trace_and_freeze(model, x, compute=compute, verify=False)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(x)
+    assert frozen(x).dtype is expected.dtype
+    assert frozen(x).shape == expected.shape

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from itertools import product
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -212,8 +211,7 @@ def promoted(
 ) -> torch.dtype | None:
     """What the tensors of an operator in :data:`PROMOTE` promote to, floating ones among them.
 
-    The rules are those of the installed torch, which is asked once for each number of dimensions
-    that is possible.
+    The rules are those of the installed torch, which is asked once for each mix that is possible.
 
     Returns:
         None where a dtype is not known, and where it depends on dimensions that are not.
@@ -224,9 +222,17 @@ def promoted(
     dtypes = [dtype for value in taken if (dtype := dtype_of(value)) is not None]
     if len(dtypes) < len(taken) or not any(dtype.is_floating_point for dtype in dtypes):
         return None  # a quotient of integers is of another dtype
-    choices = [_choices(dimensions.has(value)) for value in taken]
-    found = {_promote(dtypes, has) for has in product(*choices)}
+    # Sets of what may come together, because a list may hold any number of tensors alike.
+    mixes: set[_Mix] = {frozenset()}
+    for value, dtype in zip(taken, dtypes, strict=True):
+        choices = _choices(dimensions.has(value))
+        mixes = {mix | {(dtype, has)} for mix in mixes for has in choices}
+    found = set(map(_promote, mixes))
     return found.pop() if len(found) == 1 else None
+
+
+_Mix: TypeAlias = "frozenset[tuple[torch.dtype, bool]]"
+"""Dtypes that are promoted together, each with whether its tensors have dimensions."""
 
 
 def _promoting(node: Node) -> list[Value] | None:
@@ -255,10 +261,10 @@ def _choices(has_dimensions: bool | None) -> tuple[bool, ...]:
     return (False, True) if has_dimensions is None else (has_dimensions,)
 
 
-def _promote(dtypes: Sequence[torch.dtype], has_dimensions: Sequence[bool]) -> torch.dtype:
+def _promote(mix: _Mix) -> torch.dtype:
     """What tensors promote to, of which some have dimensions."""
     groups: dict[bool, list[torch.dtype]] = {}
-    for dtype, has in zip(dtypes, has_dimensions, strict=True):
+    for dtype, has in mix:
         groups.setdefault(has, []).append(dtype)
     examples = [
         torch.empty([1] * has, dtype=reduce(torch.promote_types, group), device="meta")

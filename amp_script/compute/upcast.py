@@ -86,7 +86,7 @@ def upcast(
     """
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_constant_propagation(graph)
-    _remove_mutation(graph, infer(graph, inputs))
+    _remove_mutation(graph, inputs)
     torch._C._jit_pass_cse(graph)
     _take_apart_constant_lists(graph)
     changed = _Upcast(graph, infer(graph, inputs), kinds).run()
@@ -95,14 +95,15 @@ def upcast(
     return changed
 
 
-def _remove_mutation(graph: Graph, dtypes: Dtypes) -> None:
+def _remove_mutation(graph: Graph, inputs: Mapping[str, torch.dtype]) -> None:
     """Write in-place operators as functions, if these give the same dtypes.
 
     A value that is written to cannot share its float32 form. Torch's pass takes all of a graph or
     none, and minds no dtypes.
     """
-    in_place = filter(is_in_place, nodes_of(graph))
-    if all(keeps_dtype_as_function(node, dtypes) for node in in_place):
+    in_place = list(filter(is_in_place, nodes_of(graph)))
+    dtypes = infer(graph, inputs) if in_place else None
+    if dtypes is None or all(keeps_dtype_as_function(node, dtypes) for node in in_place):
         torch._C._jit_pass_remove_mutation(graph)
 
 

@@ -10,10 +10,11 @@ tensor's sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
-from ._graph import Editor, Node, compiled_graph, constant, is_constant
+from ._graph import Editor, Graph, Node, compiled_graph, constant, is_constant
 
 _VIEW = """
 def view(scalar: Tensor, other: Tensor) -> Tensor:
@@ -37,5 +38,10 @@ def keep_scalars_tensors(
             tensor, scalar = node.inputsAt(0), node.inputsAt(1)
             held = constant(scalar) if is_constant(scalar) else None
             if isinstance(held, torch.Tensor) and held.dim() == 0 and not is_needless(node):
-                view = compiled_graph(_VIEW, {})
-                node.replaceInput(1, editor.graph_before(node, view, (scalar, tensor))[0])
+                (hidden,) = editor.graph_before(node, _view(), (scalar, tensor))
+                node.replaceInput(1, hidden)
+
+
+@cache
+def _view() -> Graph:
+    return compiled_graph(_VIEW, {})

@@ -11,6 +11,7 @@ Private names used here, present in torch 2.6 to 2.15: the C++ module's ``getatt
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -128,12 +129,16 @@ def copy_returned_constants(graph: Graph) -> None:
         for node in nodes_of(graph)
         if node.kind() == "prim::Constant" and _is_strided(constant(node.output()))
     ]
-    copy = compiled_graph(_COPY, {"torch": torch})
     for holder, index in _returned(graph.return_node()):
         value = holder.inputsAt(index)
         if any(aliases.may_contain_alias(value, each) for each in constants):
-            (copied,) = editor.graph_before(holder, copy, [value])
+            (copied,) = editor.graph_before(holder, _copy(), [value])
             holder.replaceInput(index, copied)
+
+
+@cache
+def _copy() -> Graph:
+    return compiled_graph(_COPY, {"torch": torch})
 
 
 def _take_apart_returned(editor: Editor, holder: Node) -> None:
