@@ -99,6 +99,9 @@ def train_both(rank: int, steps: int, processes: int, meeting: str) -> None:
     if processes > 1:
         # A process that leaves first keeps the others waiting.
         distributed.barrier()
+        # The parallel modules go first: where Python frees a group with the last of them, it waits
+        # for the group's threads while they may wait for Python.
+        del eager, scripted
         distributed.destroy_process_group()
     if not equal:
         raise SystemExit(1)

@@ -302,26 +302,36 @@ def test_anomaly_detection_and_hooks_on_saved_tensors() -> None:
 def _distributed(rank: int, meeting: str, scripted: bool) -> list[torch.Tensor]:
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
     try:
-        torch.manual_seed(0)
-        module = Network()
-        parallel = nn.parallel.DistributedDataParallel(
-            amp_script.script(module) if scripted else module
-        )
-        optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
-        seen = []
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2 * step + rank))
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = parallel(x)
-            loss.backward()
-            seen += [loss.detach(), *_gradients(module)]
-            optimizer.step()
+        seen = _train_parallel(rank, scripted)
         # A process that leaves first keeps the other one waiting.
         torch.distributed.barrier()
         return seen
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _train_parallel(rank: int, scripted: bool) -> list[torch.Tensor]:
+    """Train in a function of its own, so that the process group outlives the parallel module.
+
+    Where that module is the last to hold the group, Python frees it and waits, holding its lock,
+    for the group's threads, which may be waiting for the lock: now and then for ever.
+    """
+    torch.manual_seed(0)
+    module = Network()
+    parallel = nn.parallel.DistributedDataParallel(
+        amp_script.script(module) if scripted else module
+    )
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
+    seen = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2 * step + rank))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = parallel(x)
+        loss.backward()
+        seen += [loss.detach(), *_gradients(module)]
+        optimizer.step()
+    return seen
 
 
 _WORKER = """
@@ -350,7 +360,12 @@ def test_two_processes_with_ddp(tmp_path: Path) -> None:
         )
         for rank, file in enumerate(files)
     ]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    try:
+        assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
     for file in files:
         scripted, eager = torch.load(file)
         assert_same(scripted, eager)
