@@ -411,6 +411,7 @@ class _GuardedMethod:
         arguments = self._method.schema.arguments[1:]
         self._types = {argument.name: argument.type for argument in arguments}
         self._names = list(self._types)
+        self._plain = self._specs_of_tensors()
         self._defaults = {
             argument.name: argument.default_value
             for argument in arguments
@@ -418,22 +419,39 @@ class _GuardedMethod:
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._bind(args, kwargs)
-        if self._specs:
-            self._check(given)
-        arguments = [to_script(given[name], kind, name) for name, kind in self._types.items()]
+        # A model's weights leave little of Python in the processor's caches, so that what is done
+        # here costs some twenty times what it costs in a loop: the usual call does the least.
+        arguments = args if not kwargs and self._are_plain(args) else self._arguments(args, kwargs)
         with shield():
             if self._program is None or torch._C._get_tracing_state() is not None:
                 return from_script(self._storable()(*arguments))
             program = self._program
-            if not program.passes_gradients(self._name) and self._needs_gradients(given):
+            if not program.passes_gradients(self._name) and self._needs_gradients(arguments):
                 program = self._loan.unpacked(program, self._cpp)
             return from_script(program.run(self._cpp, self._name, arguments))
 
-    def _needs_gradients(self, given: Mapping[str, object]) -> bool:
+    def _specs_of_tensors(self) -> list[InputSpec] | None:
+        """Specs of the inputs by position if all are tensors, and nothing that holds tensors."""
+        specs = [self._specs[name] for name in self._names if name in self._specs]
+        kinds = [kind.kind() for kind in self._types.values()]
+        return specs if kinds == ["TensorType"] * len(specs) else None
+
+    def _are_plain(self, args: tuple[Any, ...]) -> bool:
+        """Whether these are all the inputs, and tensors that fit."""
+        specs = self._plain
+        return specs is not None and len(args) == len(specs) and all(map(_fits, specs, args))
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[object]:
+        """What the program takes, by position; checked."""
+        given = self._bind(args, kwargs)
+        if self._specs:
+            self._check(given)
+        return [to_script(given[name], kind, name) for name, kind in self._types.items()]
+
+    def _needs_gradients(self, arguments: Sequence[object]) -> bool:
         if not torch.is_grad_enabled():
             return False
-        passed = (tensor for name in given for _, tensor in tensors_in(given[name], name))
+        passed = (tensor for value in arguments for _, tensor in tensors_in(value, self._name))
         held = (self._cpp.getattr(name) for name in self._read)
         return any(getattr(value, "requires_grad", False) for value in (*passed, *held))
 
@@ -445,7 +463,8 @@ class _GuardedMethod:
         return getattr(self._storable(), name)
 
     def _storable(self) -> torch._C.ScriptMethod[..., Any]:
-        self._loan.end()
+        if self._loan.programs:
+            self._loan.end()
         return self._method
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -374,6 +374,8 @@ def _names_of(argument: JitType) -> list[str]:
 
 def from_script(value: object) -> object:
     """Turn the named tuples that stand for dictionaries into dictionaries, at any depth."""
+    if isinstance(value, torch.Tensor):
+        return value
     if isinstance(value, tuple):
         parts = [from_script(part) for part in value]
         fields: tuple[str, ...] | None = getattr(value, "_fields", None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -142,6 +144,27 @@ def test_other_sizes_are_right_calls(frozen: FrozenModule) -> None:
     for sizes in [(1, 3, 6, 6), (2, 3, 9, 5)]:
         x = torch.rand(sizes)
         torch.testing.assert_close(frozen(x), native(x), rtol=0.05, atol=0.05)
+
+
+def test_a_usual_call_runs_little_python(frozen: FrozenModule) -> None:
+    """Each function that a call runs costs microseconds after a model has emptied the caches."""
+    for _ in range(3):
+        frozen(example())
+    called = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("amp_script"):
+            called.append(frame.f_code.co_name)
+
+    x = example()
+    sys.setprofile(note)
+    try:
+        frozen(x)
+    finally:
+        sys.setprofile(None)
+    assert "_are_plain" in called
+    assert not {"_bind", "named_leaves", "to_script"}.intersection(called)
+    assert frozen.compute != "native" or len(called) <= 6, called
 
 
 def test_nested_inputs_are_checked_by_path() -> None:
@@ -336,3 +359,15 @@ def test_defaults_and_keywords_reach_the_program(compute: Any) -> None:
     for one, other in zip(given, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
         assert one.dtype == other.dtype
+
+
+class DefaultsAlone(nn.Module):
+    def forward(self, times: int = 2) -> torch.Tensor:
+        return torch.ones(2) * times
+
+
+def test_a_call_with_nothing_takes_the_defaults() -> None:
+    program = torch.jit.freeze(torch.jit.script(DefaultsAlone().eval()))
+    frozen = FrozenModule.wrap(program, Metadata("frozen", torch.bfloat16, "cpu", ()))
+    assert equal(frozen(), torch.full((2,), 2.0))
+    assert equal(frozen(3), torch.full((2,), 3.0))

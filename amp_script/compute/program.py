@@ -80,7 +80,7 @@ class Program:
         """The same program in plain float32 kernels, with weights of its own."""
         return Program(cpp_module, self._inputs, replace(self.plan, name="upcast"))
 
-    def run(self, cpp_module: CppModule, name: str, arguments: list[Any]) -> Any:
+    def run(self, cpp_module: CppModule, name: str, arguments: Sequence[Any]) -> Any:
         """Call a method with all its arguments by position."""
         return self._function(name)(cpp_module, arguments)
 
@@ -170,7 +170,7 @@ class _Function:
         function._set_ignore_amp(True)
         self._function = function
 
-    def __call__(self, cpp_module: CppModule, arguments: list[Any]) -> Any:
+    def __call__(self, cpp_module: CppModule, arguments: Sequence[Any]) -> Any:
         before = [cpp_module] if self._takes_module else []
         if self._packing is None:
             return self._function(*before, *arguments)
