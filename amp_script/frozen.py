@@ -504,12 +504,12 @@ def _leaves(path: str, value: object) -> list[tuple[str, object]]:
 def _fits(spec: InputSpec, value: object) -> bool:
     if spec.dtype is None:
         return True
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is spec.dtype
-        and (spec.shape is None or value.dim() == len(spec.shape))
-        and (spec.device is None or value.device.type == spec.device)
-    )
+    if not isinstance(value, torch.Tensor) or value.dtype is not spec.dtype:
+        return False
+    # Asked so, a tensor on the CPU makes no object for the answer.
+    place = "cpu" if value.is_cpu else value.device.type
+    right_rank = spec.shape is None or value.dim() == len(spec.shape)
+    return right_rank and spec.device in (None, place)
 
 
 def _expected(spec: InputSpec) -> str:
