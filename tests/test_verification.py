@@ -116,6 +116,61 @@ def test_as_near_to_float32_as_eager_autocast_unless_exact_is_asked_for() -> Non
             amp_script.verify(other, model, x, exact=True)
 
 
+class Classifier(nn.Module):
+    """Two classes by the first token, as fine-tuned encoders have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[:, 0]).softmax(-1)
+
+
+def test_few_numbers_in_other_kernels_may_be_further_by_chance() -> None:
+    """Of two numbers, the distance is now smaller than eager autocast's and now larger."""
+    further = 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model, x = Classifier().eval(), torch.randn(1, 16, 64)
+        found = amp_script.trace_and_freeze(model, x, compute="upcast").metadata.verification
+        assert found is not None
+        assert found.distance is not None
+        assert found.eager_distance is not None
+        further += found.distance > 1.05 * found.eager_distance
+    if further == 0:
+        pytest.skip("this processor's kernels in both dtypes sum in the same order")
+
+
+@pytest.mark.parametrize("compute", ["native", "upcast"])
+def test_chance_is_granted_to_other_kernels_alone_and_less_of_it_to_many_numbers(
+    compute: Any,
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64).eval()
+    few, many = torch.randn(1, 64), torch.randn(4096, 64)
+    frozen = amp_script.trace_and_freeze(layer, few, compute=compute, check_inputs=[many])
+    factors = []
+    for x in (few, many):
+        (output,) = amp_script.verify(frozen, layer, x).outputs
+        assert output.limit is not None
+        assert output.eager_distance is not None
+        factors.append(output.limit / output.eager_distance)
+    expected = {"native": [1.05, 1.05], "upcast": [1.05 + math.expm1(4 / 8), 1.058]}[compute]
+    assert factors == pytest.approx(expected, rel=0.002)
+
+
+def test_a_wrong_program_in_other_kernels_is_refused_whatever_chance_may_do() -> None:
+    torch.manual_seed(0)
+    model, x = Classifier().eval(), torch.randn(3, 16, 64)
+    frozen = amp_script.trace_and_freeze(model, x, compute="upcast")
+    with torch.no_grad():
+        model.head.weight.neg_()
+    with pytest.raises(VerificationError, match="inputs of more rows"):
+        amp_script.verify(frozen, model, x)
+
+
 def test_dtype_and_shape_are_compared() -> None:
     frozen, model, x = changed(lambda weight: weight)
     with pytest.raises(VerificationError, match=r"bfloat16 \(expected float32\)"):

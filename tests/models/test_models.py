@@ -117,6 +117,9 @@ def test_minilm_in_other_kernels_is_as_near_to_float32(minilm: Any, compute: Any
     frozen = amp_script.trace_and_freeze(encoder, tokens(*SENTENCES), compute=compute)
     report = amp_script.verify(frozen, encoder, tokens(*SENTENCES[1:]))
     assert report.accepted
+    assert report.distance is not None
+    assert report.eager_distance is not None
+    assert report.distance <= 1.05 * report.eager_distance
 
 
 # --- models of transformers, small ----------------------------------------------------------------
