@@ -263,6 +263,47 @@ def test_hooks_that_python_calls(copied: Callable[[Any], Any]) -> None:
     assert_agrees(copied(amp_script.script(module)), module, X)
 
 
+class _FirstCalledInRegions(nn.Module):
+    """Methods and a property that TorchScript compiles while it is amid a region of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.mm(self.layer.weight, self.layer.weight)
+
+    def inner(self, x: torch.Tensor):
+        with torch.autocast("cpu", enabled=False):
+            return torch.mm(x.float(), self.layer.weight)
+
+    def outer(self, x: torch.Tensor, times: int):
+        for _ in range(times):
+            with torch.autocast("cpu", dtype=torch.float16):
+                x = torch.mm(self.inner(x), x.float())
+                if times > 2:
+                    return x
+        return x
+
+    def forward(self, x: torch.Tensor):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.outer(x, 1)
+            z = torch.mm(x, x)
+            with torch.autocast("cpu", enabled=False):
+                w = self.outer(x, 3), torch.mm(x, x), torch.mm(self.weight, x)
+            v = torch.mm(x, x)
+        return y, z, w, v, torch.mm(x, x)
+
+
+def test_methods_that_are_first_called_in_regions() -> None:
+    module = _FirstCalledInRegions()
+    scripted = amp_script.script(module)
+    assert_agrees(scripted, module, X)
+    assert_agrees(saved_and_loaded(scripted), module, X, ambient=(None,))
+
+
 def test_exported_methods() -> None:
     module = _Exporting()
     lowered = amp_script.script(module)

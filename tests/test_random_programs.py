@@ -50,7 +50,7 @@ EXPRESSIONS = st.one_of(
     st.builds("{}.to({}.dtype)".format, ONE, ONE),
     st.builds("torch.prod({}) + {}".format, ONE, ONE),
     st.builds("torch.nn.functional.mse_loss({}, {}) + {}".format, ONE, ONE, ONE),
-    st.builds("helper({}, {})".format, ONE, ONE),
+    *[st.builds("helper({}, {})".format, ONE, ONE)] * 3,  # that it is compiled amid a region
 )
 
 REGIONS = st.sampled_from(
@@ -153,28 +153,36 @@ def _without_regions(statements: list[str]) -> list[str]:
     return [re.sub(r"with .*:$", "if True:", line) for line in statements]
 
 
-def _function(statements: list[str]) -> Any:
-    """Compile a program from text that TorchScript can read again."""
-    text = "\n".join(
-        [
-            "import torch",
-            HELPER,
-            "def program(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, n: int):",
-            '    on = torch.autocast("cpu", dtype=torch.bfloat16)',
-            '    off = torch.autocast("cpu", enabled=False)',
-            "    chosen = on if n > 1 else off",
-            "    seen = [a, b, c]",
-            "    steps = 0",
-            *_indented(_leaving_loops_only(statements)),
-            "    return seen",
-            "",
-        ]
-    )
+def _program(statements: list[str], in_module: bool) -> Any:
+    """Compile a program from text that TorchScript can read again.
+
+    Args:
+        statements: its lines.
+        in_module: make it a module's forward, and the helper that it calls another method.
+    """
+    body = [
+        "def program(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, n: int):",
+        '    on = torch.autocast("cpu", dtype=torch.bfloat16)',
+        '    off = torch.autocast("cpu", enabled=False)',
+        "    chosen = on if n > 1 else off",
+        "    seen = [a, b, c]",
+        "    steps = 0",
+        *_indented(_leaving_loops_only(statements)),
+        "    return seen",
+    ]
+    lines = [*HELPER.splitlines(), *body]
+    if in_module:
+        method = re.compile(r"(def \w+\()")
+        lines = [method.sub(r"\1self, ", line) for line in lines]
+        lines = [re.sub(r"(?<!def )\bhelper\(", "self.helper(", line) for line in lines]
+        lines = [line.replace("def program", "def forward") for line in lines]
+        lines = ["class Program(torch.nn.Module):", *_indented(lines)]
+    text = "\n".join(["import torch", *lines, ""])
     name = f"<random program {next(_numbers)}>"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     module = types.ModuleType("random_program")
     exec(compile(text, name, "exec"), vars(module))
-    return module.program
+    return module.Program() if in_module else module.program
 
 
 def _run(program: Any, dtypes: list[torch.dtype], grads: list[bool], n: int) -> Any:
@@ -195,6 +203,7 @@ def _run(program: Any, dtypes: list[torch.dtype], grads: list[bool], n: int) -> 
     return [each.detach().nan_to_num() for each in (*results, *gradients)]
 
 
+@pytest.mark.parametrize("in_module", [False, True])
 @pytest.mark.filterwarnings("ignore:torch.is_autocast_cpu_enabled:DeprecationWarning")
 @settings(
     max_examples=EXAMPLES or 120,
@@ -210,9 +219,9 @@ def _run(program: Any, dtypes: list[torch.dtype], grads: list[bool], n: int) -> 
     n=st.integers(0, 3),
 )
 def test_random_programs(
-    statements: list[str], dtypes: list[torch.dtype], grads: list[bool], n: int
+    in_module: bool, statements: list[str], dtypes: list[torch.dtype], grads: list[bool], n: int
 ) -> None:
-    program = _function(statements)
+    program = _program(statements, in_module)
     scripted = amp_script.script(program)
     for ambient in AMBIENT:
         for _ in range(2):
@@ -230,7 +239,7 @@ def test_random_programs(
 
 def _torchscript_is_wrong(statements: list[str], dtypes: list[torch.dtype], n: int) -> bool:
     """Whether TorchScript, which has bugs in loops with exits, differs without any region too."""
-    plain = _function(_without_regions(statements))
+    plain = _program(_without_regions(statements), in_module=False)
     grads = [False] * len(dtypes)
     want, got = _run(plain, dtypes, grads, n), _run(torch.jit.script(plain), dtypes, grads, n)
     try:

@@ -226,9 +226,19 @@ def _define_class(original: Callable[..., Any], *args: Any) -> Any:
     return type_
 
 
-def _define_methods(original: Callable[..., Any], concrete_type: Any, *stubs: Any) -> None:
-    original(concrete_type, *stubs)
-    _nest_in(concrete_type.jit_type, concrete_type.jit_type.method_names())
+def _define_methods(
+    original: Callable[..., Any], concrete_type: Any, methods: Any, properties: Any
+) -> None:
+    # Not all that the type has by now: a method that is called here first is defined while the one
+    # that calls it is half made.
+    original(concrete_type, methods, properties)
+    accessors = [name for stub in properties for name in _accessors(stub.def_)]
+    _nest_in(concrete_type.jit_type, [*(stub.def_.name().name for stub in methods), *accessors])
+
+
+def _accessors(definition: Any) -> list[str]:
+    names = definition.getter_name(), definition.setter_name()
+    return [name.name for name in names if name is not None]
 
 
 def _define_hooks(original: Callable[..., Any], concrete_type: Any, *stubs: Any) -> None:
