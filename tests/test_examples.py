@@ -99,7 +99,9 @@ def test_batch_inference(tmp_path: Path, short_folder: str) -> None:
     command += ["--actors", 2, "--batch-size", BATCH]
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": short_folder}
     shown = _run(*command, **environment)
-    assert shown.splitlines() == ["5 files to score", "130 rows scored by 2 processes of 1 threads"]
+    # On a busy machine Ray says of its own what it tries again.
+    said = [line for line in shown.splitlines() if "(raylet)" not in line]
+    assert said == ["5 files to score", "130 rows scored by 2 processes of 1 threads"]
 
     alone = amp_script.load(tmp_path / "model.pt")
     for file in (tmp_path / "in").iterdir():
