@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.jit._script import RecursiveScriptModule
+from torch.overrides import handle_torch_function, has_torch_function
 from typing_extensions import Self
 
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
@@ -36,11 +37,19 @@ from amp_script.dtypes import dtype_name
 from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
-from amp_script.structure import from_script, named_leaves, tensors_in, to_script
+from amp_script.structure import (
+    from_script,
+    map_tensors,
+    named_leaves,
+    tensors_in,
+    to_script,
+)
 
 __all__ = ["FrozenModule"]
 
 _OWN_NAMES = ("compute", "metadata", "planned", "storable")
+
+_PLAIN_CLASSES = frozenset({torch.Tensor})
 
 
 @dataclass(frozen=True)
@@ -421,7 +430,12 @@ class _GuardedMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A model's weights leave little of Python in the processor's caches, so that what is done
         # here costs some twenty times what it costs in a loop: the usual call does the least.
-        arguments = args if not kwargs and self._are_plain(args) else self._arguments(args, kwargs)
+        if not kwargs and self._are_plain(args):
+            arguments: Sequence[object] = args
+        else:
+            arguments = self._arguments(args, kwargs)
+            if subclassed := self._subclassed(arguments):
+                return self._call_for(subclassed, args, kwargs)
         with shield():
             if self._program is None or torch._C._get_tracing_state() is not None:
                 return from_script(self._storable()(*arguments))
@@ -437,9 +451,14 @@ class _GuardedMethod:
         return specs if kinds == ["TensorType"] * len(specs) else None
 
     def _are_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether these are all the inputs, and tensors that fit."""
+        """Whether these are all the inputs, and tensors of torch's own class that fit."""
         specs = self._plain
-        return specs is not None and len(args) == len(specs) and all(map(_fits, specs, args))
+        return (
+            specs is not None
+            and len(args) == len(specs)
+            and _PLAIN_CLASSES.issuperset(map(type, args))
+            and all(map(_fits, specs, args))
+        )
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[object]:
         """What the program takes, by position; checked."""
@@ -447,6 +466,37 @@ class _GuardedMethod:
         if self._specs:
             self._check(given)
         return [to_script(given[name], kind, name) for name, kind in self._types.items()]
+
+    def _subclassed(self, arguments: Sequence[object]) -> list[torch.Tensor]:
+        """The tensors whose class has a say in what operators on them return."""
+        return [
+            tensor
+            for value in arguments
+            for _, tensor in tensors_in(value, self._name)
+            if type(tensor) is not torch.Tensor and has_torch_function((tensor,))
+        ]
+
+    def _call_for(
+        self, subclassed: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call under the protocol for subclasses of tensors, as torch's own functions do.
+
+        What it does to a result by itself is right for a tensor and for a tuple of tensors alone.
+        """
+        results: list[Any] = []
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = self(*args, **kwargs)
+            if isinstance(result, torch.Tensor):
+                return result
+            results.append(result)
+            return tuple(tensor for _, tensor in tensors_in(result, self._name))
+
+        returned = handle_torch_function(run, subclassed, *args, **kwargs)
+        if not results:
+            return returned
+        tensors = iter(returned)
+        return map_tensors(results[-1], lambda _: next(tensors), self._name)
 
     def _needs_gradients(self, arguments: Sequence[object]) -> bool:
         if not torch.is_grad_enabled():

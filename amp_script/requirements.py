@@ -58,6 +58,12 @@ _UNTRACEABLE: Final[Mapping[str, Callable[[torch.Tensor], bool]]] = {
 
 def _require_traceable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, tensor in tensors:
+        if type(tensor.detach()) is not torch.Tensor:  # that of a Parameter is
+            raise TracingError(
+                f"{name} is of the class {type(tensor).__name__}, a subclass of torch.Tensor: "
+                "expected a plain tensor. Give it as .as_subclass(torch.Tensor); the program takes "
+                "tensors of subclasses still"
+            )
         for kind, is_of_kind in _UNTRACEABLE.items():
             if is_of_kind(tensor):
                 raise TracingError(

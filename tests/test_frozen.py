@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from amp_script import jit_autocast_pass, trace_and_freeze
 from amp_script.errors import InputError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import InputSpec, Metadata
+from amp_script.structure import named_leaves
 
 PLANS = ["native", "upcast", "packed"]
 
@@ -165,6 +166,66 @@ def test_a_usual_call_runs_little_python(frozen: FrozenModule) -> None:
     assert "_are_plain" in called
     assert not {"_bind", "named_leaves", "to_script"}.intersection(called)
     assert frozen.compute != "native" or len(called) <= 6, called
+
+
+class Image(torch.Tensor):
+    """A subclass of tensors that overrides nothing."""
+
+
+class Noted(torch.Tensor):
+    """A subclass of tensors that sees the functions that are called with it."""
+
+    calls = 0
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        cls.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    rest: list[torch.Tensor]
+
+
+RESULTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "tensor": lambda y: y,
+    "dictionary": lambda y: {"y": y, "again": y + 1},
+    "dictionary of several types": lambda y: {"y": y, "flag": True, "pair": (y + 1, y + 2)},
+    "named tuple": lambda y: Pair(y, [y + 1]),
+}
+
+
+@pytest.mark.parametrize("kind", [Image, Noted, nn.Parameter])
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("compute", PLANS)
+def test_a_subclass_of_tensors_gets_what_eager_mode_gives_it(
+    compute: Any, result: str, kind: Any
+) -> None:
+    linear = nn.Linear(8, 8).eval()
+
+    def model(x: torch.Tensor) -> object:
+        return RESULTS[result](linear(x))
+
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    frozen = trace_and_freeze(model, x, dtype=torch.bfloat16, compute=compute, verify=False)
+    given = nn.Parameter(x) if kind is nn.Parameter else x.as_subclass(kind)
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            wanted = named_leaves("output", model(given))
+        plain = named_leaves("output", frozen(x))
+        for got in (frozen(given), frozen(x=given)):
+            leaves = named_leaves("output", got)
+            assert [type(leaf) for _, leaf in leaves] == [type(leaf) for _, leaf in wanted]
+            for (path, leaf), (plain_path, value) in zip(leaves, plain, strict=True):
+                assert path == plain_path
+                assert leaf is value or torch.equal(leaf, value)
 
 
 def test_nested_inputs_are_checked_by_path() -> None:

@@ -420,6 +420,18 @@ def test_inputs_that_no_program_takes_are_named(kind: str) -> None:
         amp_script.trace_and_freeze(model, SPECIAL_INPUTS[kind]())
 
 
+class Image(torch.Tensor):
+    """A subclass of tensors that overrides nothing."""
+
+
+def test_an_example_of_a_subclass_of_tensors_is_named() -> None:
+    x = torch.rand(2, 4)
+    model = nn.Linear(4, 4).eval()
+    with pytest.raises(TracingError, match=r"input is of the class Image.*as_subclass"):
+        amp_script.trace_and_freeze(model, x.as_subclass(Image))
+    amp_script.trace_and_freeze(model, nn.Parameter(x))
+
+
 SPECIAL_OUTPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sparse": lambda x: (x @ x.t()).relu().to_sparse(),
     "sparse rows": lambda x: (x @ x.t()).to_sparse_csr(),
