@@ -101,7 +101,7 @@ class _Saved:
     script_attributes: dict[str, object]
     containers: list[tuple[_Container, _Container]]
     tensors: list[tuple[torch.Tensor, torch.Tensor]]
-    parameters: list[tuple[str, torch.Tensor, int]]
+    parameters: list[tuple[str, torch.Tensor, int | torch.Tensor]]
 
     @classmethod
     def of(cls, module: nn.Module) -> _Saved:
@@ -121,7 +121,7 @@ class _Saved:
             script_attributes,
             containers,
             [(tensor, tensor.detach().clone()) for tensor in tensors],
-            [(name, p, p._version) for name, p in module.named_parameters(recurse=False)],
+            [(name, p, _values_or_count(p)) for name, p in module.named_parameters(recurse=False)],
         )
 
     def changed(self) -> bool:
@@ -166,17 +166,27 @@ class _Saved:
             _refill(container, copy)
         for name in self._rebound_script_attributes():
             _cpp_module(self.module).setattr(name, self.script_attributes[name])
-        with torch.no_grad():
-            for tensor, values in self.changed_tensors():
+        for tensor, values in self.changed_tensors():
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(values)
 
     def require_parameters_unchanged(self) -> None:
-        for name, parameter, version in self.parameters:
-            if parameter._version != version:
+        for name, parameter, before in self.parameters:
+            if isinstance(before, torch.Tensor):
+                same = parameter.isclose(before, rtol=0, atol=0, equal_nan=True)
+                unchanged = bool(same.all())
+            else:
+                unchanged = parameter._version == before
+            if not unchanged:
                 raise TracingError(
                     f"the model changes its parameter {name!r} of {type(self.module).__name__} in "
                     "place when it runs; make it a buffer, or change a copy"
                 )
+
+
+def _values_or_count(parameter: torch.Tensor) -> torch.Tensor | int:
+    """Torch's count of a parameter's changes or, where it has none, a copy."""
+    return parameter.detach().clone() if parameter.is_inference() else parameter._version
 
 
 def _cpp_module(module: nn.Module) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -248,6 +249,41 @@ def test_a_parameter_changed_in_place_is_an_error() -> None:
 
     with pytest.raises(TracingError, match="changes its parameter 'weight' of Drifts in place"):
         amp_script.trace_and_freeze(Drifts().eval(), torch.rand(3, 4))
+
+
+def test_weights_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+        model[0].weight[0, 0, 0, 0] = math.nan
+    x = torch.rand(2, 3, 8, 8)
+    frozen = amp_script.trace_and_freeze(model, x, dtype=torch.bfloat16, compute="native")
+    torch.testing.assert_close(frozen(x), eager(model, x), rtol=0, atol=0, equal_nan=True)
+
+
+class RunsInInferenceMode(nn.Module):
+    """Changes a buffer, and a parameter where it is told to, both made in inference mode."""
+
+    def __init__(self, *, drifts: bool) -> None:
+        super().__init__()
+        self.drifts = drifts
+        with torch.inference_mode():
+            self.weight = nn.Parameter(torch.ones(4))
+            self.register_buffer("calls", torch.zeros(()))
+
+    @torch.inference_mode()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.drifts:
+            self.weight += 1
+        return x * self.weight
+
+
+def test_state_made_in_inference_mode_is_as_before() -> None:
+    model = RunsInInferenceMode(drifts=False).eval()
+    amp_script.trace_and_freeze(model, torch.rand(3, 4))
+    assert model.calls == 0
+    with pytest.raises(TracingError, match="changes its parameter 'weight' of RunsInInferenceMode"):
+        amp_script.trace_and_freeze(RunsInInferenceMode(drifts=True).eval(), torch.rand(3, 4))
 
 
 def test_seeded_runs_draw_the_same_and_leave_the_generator() -> None:
