@@ -219,6 +219,8 @@ def _is_still(now: object, before: object) -> bool:
             and now.shape == before.shape
             and now.dtype == before.dtype
         )
+    if isinstance(before, torch.ScriptObject):  # whose class may define no equality
+        return isinstance(now, torch.ScriptObject) and hash(now) == hash(before)
     return type(now) is type(before) and bool(now == before)
 
 

@@ -546,6 +546,60 @@ def test_a_script_module_itself() -> None:
         assert_same(frozen(inputs), eager(part, inputs))
 
 
+def linear_quantised(model: nn.Module) -> nn.Module:
+    quantised: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    return quantised
+
+
+def convolution_quantised() -> nn.Module:
+    stubs = torch.ao.quantization.QuantStub(), torch.ao.quantization.DeQuantStub()
+    model = nn.Sequential(stubs[0], nn.Conv2d(3, 4, 3), stubs[1]).eval()
+    model.qconfig = torch.ao.quantization.get_default_qconfig(torch.backends.quantized.engine)
+    torch.ao.quantization.prepare(model, inplace=True)
+    model(torch.rand(1, 3, 8, 8))
+    torch.ao.quantization.convert(model, inplace=True)
+    return model
+
+
+class WithQuantised(nn.Module):
+    """A quantised layer, one that is not, and a method that TorchScript compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = linear_quantised(nn.Sequential(nn.Linear(8, 8)))
+        self.second = nn.Bilinear(8, 8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.second(y, y)
+
+    @torch.jit.export
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x)
+
+
+QUANTISED: dict[str, Callable[[], nn.Module]] = {
+    "dynamic": lambda: linear_quantised(nn.Sequential(nn.Linear(8, 8), nn.ReLU())),
+    "scripted": lambda: torch.jit.script(
+        linear_quantised(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    ),
+    "exporting": WithQuantised,
+    "static": convolution_quantised,
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+# torch.ao.quantization warns of itself, in other words in each version.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantised_layers(name: str, tmp_path: Path) -> None:
+    model = QUANTISED[name]().eval()
+    x = torch.rand(1, 3, 8, 8) if name == "static" else torch.randn(4, 8)
+    frozen = amp_script.trace_and_freeze(model, x, dtype=torch.bfloat16, compute="native")
+    amp_script.save(frozen, tmp_path / "model.pt")
+    for program in (frozen, amp_script.load(tmp_path / "model.pt")):
+        assert_same(program(x), eager(model, x))
+
+
 class UnregisteredParts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,8 @@ Private names used here, present in torch 2.6 to 2.15: ``torch.jit._recursive``
 ``torch.utils._pytree.tree_leaves``, ``torch._C`` (``CompilationUnit``, ``ConcreteModuleType``,
 ``ScriptModule``, ``_freeze_module``, ``_jit_pass_inline``, ``_jit_pass_dce``,
 ``_jit_try_infer_type``), and of the C++ module ``_create_method_from_trace``, ``_define``,
-``_register_attribute``, ``_get_method``, ``_method_names``, ``hasattr`` and ``setattr``.
+``_register_attribute``, ``_get_method``, ``_method_names``, ``hasattr`` and ``setattr``; of a
+``torch.ScriptObject`` ``_type``.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Recorder:
         for _, _, tensor in self._optional:
             self._attached.pop(id(tensor), None)
         self.attach(tensors_of(modules))
+        for index, value in enumerate(_script_objects(modules)):
+            self.cpp_module._register_attribute(f"object_{index}", value._type(), value)
 
     def _preserve_scripted(self, preserved: Sequence[str], model: torch.jit.ScriptModule) -> None:
         """Define methods that call those of a ScriptModule, which is a part of the recorded one."""
@@ -334,6 +337,17 @@ def _scripted_parts(modules: Sequence[nn.Module]) -> list[nn.Module]:
         else:
             pending.extend(part.children())
     return list(found)
+
+
+def _script_objects(modules: Iterable[nn.Module]) -> list[Any]:
+    """Objects of C++ that modules hold, such as the packed weights of quantised layers."""
+    return [
+        value
+        for module in modules
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, torch.ScriptObject)
+    ]
 
 
 class _WithGrad(TorchFunctionMode):
