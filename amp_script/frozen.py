@@ -38,6 +38,10 @@ from amp_script.errors import InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
 from amp_script.structure import (
+    Container,
+    containers,
+    described,
+    flatten,
     from_script,
     map_tensors,
     named_leaves,
@@ -528,7 +532,7 @@ class _GuardedMethod:
     def _check(self, given: Mapping[str, Any]) -> None:
         leaves = {path: leaf for name in given for path, leaf in _leaves(name, given[name])}
         wrong = [
-            f"{name}: expected {_expected(spec)}, given {_given(leaves.get(name))}"
+            f"{name}: expected {_expected(spec)}, given {_given_at(name, leaves, given)}"
             for name, spec in self._specs.items()
             if not _fits(spec, leaves.get(name))
         ]
@@ -538,9 +542,16 @@ class _GuardedMethod:
     def _wrong_count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InputError:
         given = [f"{len(args)} by position"] if args else []
         given += [f"{name}=" for name in kwargs]
+        unknown = [name for name in kwargs if name not in self._types]
+        advice = (
+            ". What the example left out when the model was frozen is no input of the program: "
+            f"freeze the model with {', '.join(unknown) or 'it'} in the example"
+        )
+        more = self._name == "forward" and (unknown or len(args) > len(self._names))
         return InputError(
             f"{self._name}: expected {len(self._names)} inputs "
             f"({', '.join(self._names)}), given {', '.join(given) or 'none'}"
+            + (advice if more else "")
         )
 
 
@@ -568,9 +579,24 @@ def _expected(spec: InputSpec) -> str:
     return f"{dtype_name(spec.dtype)} tensor{rank}{place}"
 
 
+def _given_at(path: str, leaves: Mapping[str, object], given: Mapping[str, object]) -> str:
+    """What a call has at a path, in an error."""
+    if path in leaves:
+        return _given(leaves[path])
+    found = (each for name, value in given.items() for each in _containers(name, value))
+    return next((described(each) for each in found if each.path == path), "nothing")
+
+
+def _containers(path: str, value: object) -> list[Container]:
+    try:
+        return list(containers(flatten(value, path)[1]))
+    except StructureError:
+        return []
+
+
 def _given(value: object) -> str:
     if not isinstance(value, torch.Tensor):
-        return "nothing" if value is None else f"{type(value).__name__} {value!r:.40}"
+        return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
     return (
         f"{dtype_name(value.dtype)} tensor of rank {value.dim()} "
         f"(shape {list(value.shape)}) on {value.device.type}"

@@ -37,6 +37,7 @@ __all__ = [
     "Number",
     "Structure",
     "TensorLeaf",
+    "containers",
     "described",
     "first_difference",
     "flatten",
@@ -206,6 +207,14 @@ def leaves(structure: Structure) -> Iterator[TensorLeaf | Number | Constant]:
             yield from leaves(part)
     else:
         yield structure
+
+
+def containers(structure: Structure) -> Iterator[Container]:
+    """A structure and all inside it that are containers, the outer ones first."""
+    if isinstance(structure, Container):
+        yield structure
+        for part in structure.parts:
+            yield from containers(part)
 
 
 def named_leaves(name: str, value: object) -> list[tuple[str, object]]:
