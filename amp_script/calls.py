@@ -55,9 +55,15 @@ class Call:
             kwargs: keyword arguments beside positional ones.
 
         Raises:
-            TracingError: there are no inputs, or they do not fit the model's signature.
+            TracingError: there are no inputs, or they do not fit the model's signature, or the
+                model is a class.
             StructureError: an argument is no structure of tensors.
         """
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise TracingError(
+                f"the model is the class {model.__name__}: expected a module; make one of it with "
+                f"{model.__name__}(...)"
+            )
         args: tuple[object, ...] = ()
         keywords = dict(kwargs or {})
         if isinstance(inputs, Mapping):

@@ -23,6 +23,7 @@ from amp_script import verification
 from amp_script.artifact import replacing
 from amp_script.autocast_mode import autocast
 from amp_script.calls import Call, Inputs
+from amp_script.dtypes import require_dtype
 from amp_script.errors import ExportError, TracingError, VerificationError
 from amp_script.float32_blocks import Float32Blocks
 from amp_script.gist import first_line, gist
@@ -81,6 +82,7 @@ def export(
     Raises:
         ExportError: torch.export cannot take the model; the cause is its error.
         TracingError: the model is in training mode, or the inputs do not fit it.
+        ArgumentError: a dtype is none.
         VerificationError: the program is not what eager autocast is; holds the report.
     """
     if not isinstance(model, nn.Module):
@@ -93,6 +95,7 @@ def export(
             f"check_inputs is a {type(check_inputs).__name__}: expected a list of inputs, each "
             "like example_inputs"
         )
+    require_dtype("output_dtype", output_dtype)
     region = Region.resolve(device_type, dtype)
     call = Call.bind(model, example_inputs, example_kwargs)
     checks = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from amp_script.dtypes import require_dtype
 from amp_script.errors import TracingError
 from amp_script.jit_state import AmbientState, DeviceState
 
@@ -31,7 +32,9 @@ class Region:
 
         Raises:
             TracingError: the device type has no autocast, or not in this dtype.
+            ArgumentError: ``dtype`` is no dtype.
         """
+        require_dtype("dtype", dtype)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")

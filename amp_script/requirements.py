@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from amp_script.calls import Call
 from amp_script.errors import TracingError
 from amp_script.regions import Region
 from amp_script.untouched import modules_of
 
-__all__ = ["require_runnable"]
+__all__ = ["require_runnable", "require_traceable"]
 
 
 def require_runnable(model: object, call: Call, region: Region) -> None:
-    """Refuse a model in training mode, weights and inputs on another device than the region's, and
-    inputs of a kind that no program takes.
+    """Refuse a model in training mode or without the shapes of its weights, weights and inputs on
+    another device than the region's, and inputs of a kind that no program takes.
 
     Raises:
         TracingError: says what it is, and what to do.
@@ -34,9 +35,19 @@ def require_runnable(model: object, call: Call, region: Region) -> None:
             more = ", ..." if len(training) > 3 else ""
             raise TracingError(f"the model is in training mode ({shown}{more}); call eval() first")
         state = [*module.named_parameters(), *module.named_buffers()]
+        _require_shapes(state)
         _require_device(state, region, "move the model")
     _require_device(call.named_tensors(), region, "move it")
-    _require_traceable(call.named_tensors())
+    require_traceable(call)
+
+
+def _require_shapes(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in tensors:
+        if is_lazy(tensor):
+            raise TracingError(
+                f"{name} has no shape yet, since its module is lazy; run the model once on inputs "
+                "like these first"
+            )
 
 
 def _require_device(tensors: Iterable[tuple[str, torch.Tensor]], region: Region, how: str) -> None:
@@ -56,8 +67,13 @@ _UNTRACEABLE: Final[Mapping[str, Callable[[torch.Tensor], bool]]] = {
 }
 
 
-def _require_traceable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    for name, tensor in tensors:
+def require_traceable(call: Call) -> None:
+    """Refuse inputs of a kind that no program takes.
+
+    Raises:
+        TracingError: names it.
+    """
+    for name, tensor in call.named_tensors():
         if type(tensor.detach()) is not torch.Tensor:  # that of a Parameter is
             raise TracingError(
                 f"{name} is of the class {type(tensor).__name__}, a subclass of torch.Tensor: "

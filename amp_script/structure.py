@@ -173,7 +173,7 @@ def _flatten(
         return [], Constant(path, value)
     opened = _open(value, path, around)
     if opened is None:
-        raise StructureError(path, type(value))
+        raise StructureError(path, type(value), _wrong_key(value))
     tensors: list[torch.Tensor] = []
     parts: list[Structure] = []
     for inside, item in opened.named_parts(path):
@@ -185,6 +185,14 @@ def _flatten(
         path, opened.kind, kind, kind.__name__, opened.keys, tuple(parts), opened.rebuild
     )
     return tensors, container
+
+
+def _wrong_key(value: object) -> str:
+    """What is wrong with a mapping that is no structure; nothing with what is none."""
+    if not isinstance(value, Mapping):
+        return ""
+    key = next(key for key in value if not isinstance(key, str))
+    return f"its key {key!r:.40} is a {type(key).__name__}: expected keys that are strings"
 
 
 def unflatten(structure: Structure, tensors: Iterator[object]) -> object:

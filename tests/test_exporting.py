@@ -12,7 +12,13 @@ from torch import nn
 from versions import exports_what_sets_attributes, loads_exported_programs
 
 import amp_script
-from amp_script.errors import ArtifactError, ExportError, TracingError, VerificationError
+from amp_script.errors import (
+    ArgumentError,
+    ArtifactError,
+    ExportError,
+    TracingError,
+    VerificationError,
+)
 from amp_script.exporting import inputs_of, save_exported
 from amp_script.jit_state import AmbientState
 from amp_script.structure import flatten
@@ -306,6 +312,7 @@ class _Failing(nn.Module):
         (nn.Linear(9, 2), {}, ExportError, "torch.export cannot take the model"),
         (torch.relu, {}, ExportError, "is a builtin_function_or_method: torch.export takes"),
         (nn.Linear(8, 2), {"check_inputs": X}, TracingError, "expected a list of inputs"),
+        (nn.Linear(8, 2), {"output_dtype": "float32"}, ArgumentError, "Give torch.float32"),
         (
             nn.Linear(8, 2),
             {"check_inputs": [torch.randn(2, 3, 8)]},

@@ -15,7 +15,13 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import amp_script
-from amp_script.errors import StructureError, TracingError, TracingWarning, VerificationError
+from amp_script.errors import (
+    ArgumentError,
+    StructureError,
+    TracingError,
+    TracingWarning,
+    VerificationError,
+)
 from amp_script.frozen import FrozenModule
 from amp_script.jit_state import AmbientState
 
@@ -871,12 +877,33 @@ def test_refused_before_anything_runs() -> None:
         amp_script.trace_and_freeze(model, ([1j, x],))
     with pytest.raises(TracingError, match="no attribute 'missing' to preserve"):
         amp_script.trace_and_freeze(model, x, preserved_attrs=["missing"])
+    with pytest.raises(TracingError, match=r"the model is the class Linear: .* with Linear\("):
+        amp_script.trace_and_freeze(nn.Linear, x)
+    for dtype in ("dtype", "input_dtype", "output_dtype"):
+        given: Any = {dtype: "bfloat16"}
+        expected = f"^{dtype} is the str 'bfloat16': expected a torch.dtype. Give torch.bfloat16$"
+        with pytest.raises(ArgumentError, match=expected):
+            amp_script.trace_and_freeze(model, x, **given)
+
+
+@pytest.mark.parametrize(
+    ("lazy", "name"),
+    [(nn.LazyLinear(3), "weight"), (nn.LazyBatchNorm1d(affine=False), "running_mean")],
+)
+def test_a_lazy_module_has_to_run_first(lazy: nn.Module, name: str) -> None:
+    x, model = torch.rand(3, 4), nn.Sequential(lazy).eval()
+    with pytest.raises(TracingError, match=rf"0\.{name} has no shape yet.* run the model once"):
+        amp_script.trace_and_freeze(model, x)
+    model(x)
+    assert_same(amp_script.trace_and_freeze(model, x, compute="native")(x), eager(model, x))
 
 
 def test_results_that_are_no_structure_of_tensors() -> None:
     x = torch.rand(3, 4)
     with pytest.raises(StructureError, match=r"output\['a'\] is a builtins.object"):
         amp_script.trace_and_freeze(lambda x: {"a": object()}, x)
+    with pytest.raises(StructureError, match=r"output is a .*dict: its key 0 is a int: expected"):
+        amp_script.trace_and_freeze(lambda x: {"a": x, 0: x}, x)
     with pytest.raises(TracingError, match="returned no tensor"):
         amp_script.trace_and_freeze(lambda x: (1, None), x)
 
@@ -942,7 +969,13 @@ def test_check_inputs_of_another_structure_are_named() -> None:
         (([x],), r"does not fit the program: .*\n  tensors\[1\]: expected .*given nothing"),
         (([x, x, x],), "the program fails: .*tensors had 2 entries when traced"),
         (([x, x], False), "the program fails: .*flag was True when the program was traced"),
-        (([x, x], True, x), "the inputs do not fit the model: too many positional arguments"),
+        (
+            ([x, x], True, x),
+            r"check_inputs\[0\]: the inputs do not fit the model: too many positional arguments",
+        ),
+        ((), r"check_inputs\[0\]: no tensor among"),
+        (([x, x.double()],), r"check_inputs\[0\]: tensors\[1\] is float64: expected float32, as"),
+        (([x, x.to_mkldnn()],), r"check_inputs\[0\]: tensors\[1\] is a oneDNN tensor"),
     ):
         with pytest.raises(TracingError, match=message):
             amp_script.trace_and_freeze(model, ([x, x], True), check_inputs=[inputs])

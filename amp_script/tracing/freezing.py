@@ -26,7 +26,7 @@ from typing_extensions import ParamSpec
 from amp_script.calls import Call, Inputs
 from amp_script.compute import Compute
 from amp_script.compute.dtypes import infer, promotes_as_number
-from amp_script.dtypes import dtype_name
+from amp_script.dtypes import dtype_name, require_dtype
 from amp_script.errors import (
     AmpScriptError,
     InputError,
@@ -44,7 +44,7 @@ from amp_script.lowering.addmm import keep_addmm_whole
 from amp_script.lowering.scalars import keep_scalars_tensors
 from amp_script.metadata import InputSpec, Metadata, Verification
 from amp_script.regions import Region, border_dtype
-from amp_script.requirements import require_runnable
+from amp_script.requirements import require_runnable, require_traceable
 from amp_script.scripting.programs import originals
 from amp_script.structure import Constant, Structure, flatten, forward_source, reconcile
 from amp_script.tracing.batch_norm import fold_batch_norm as fold_batch_norm_into_layers
@@ -177,6 +177,7 @@ def trace_and_freeze(
 
     Raises:
         TracingError: the model or an input cannot be traced exactly; says what to change.
+        ArgumentError: a dtype is none.
         StructureError: an input or output is no structure of tensors.
         SubmoduleError: a pattern in ``keep_float32`` keeps nothing, or what cannot be kept.
         VerificationError: the program is not what eager autocast is; holds the report.
@@ -204,6 +205,7 @@ def trace_and_freeze(
                 f"preserved_attrs holds {attribute!r:.60}: expected names of attributes or methods"
             )
     for name, wanted in (("input_dtype", input_dtype), ("output_dtype", output_dtype)):
+        require_dtype(name, wanted)
         if wanted is not None and not wanted.is_floating_point:
             raise TracingError(
                 f"{name} is {wanted}: expected a floating-point dtype, since only floating-point "
@@ -213,8 +215,8 @@ def trace_and_freeze(
     call = Call.bind(model, example_inputs, example_kwargs)
     held = {name: part for name, part in (example_kwargs or {}).items() if _is_constant(part)}
     checks = [
-        Call.bind(model, inputs, {} if isinstance(inputs, Mapping) else held)
-        for inputs in check_inputs
+        _bind_check(f"check_inputs[{index}]", model, inputs, held, call)
+        for index, inputs in enumerate(check_inputs)
     ]
     if not call.tensors:
         raise TracingError(
@@ -525,6 +527,25 @@ class _Freezing:
             lines.append("held fast when traced, perhaps one of:")
             lines += [f"  {place.line}" for place in recording.places]
         return "".join(f"\n{line}" for line in lines)
+
+
+def _bind_check(
+    name: str, model: object, inputs: Inputs, held: Mapping[str, object], example: Call
+) -> Call:
+    """Bind more inputs, whose dtypes have to be the example's."""
+    try:
+        call = Call.bind(model, inputs, {} if isinstance(inputs, Mapping) else held)
+        require_traceable(call)
+    except TracingError as error:
+        raise TracingError(f"{name}: {error}") from None
+    wanted = dict(example.named_tensors())
+    for path, tensor in call.named_tensors():
+        if path in wanted and tensor.dtype != wanted[path].dtype:
+            raise TracingError(
+                f"{name}: {path} is {dtype_name(tensor.dtype)}: expected "
+                f"{dtype_name(wanted[path].dtype)}, as in the example"
+            )
+    return call
 
 
 def _is_constant(value: object) -> bool:
