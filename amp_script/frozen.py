@@ -467,9 +467,10 @@ class _GuardedMethod:
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[object]:
         """What the program takes, by position; checked."""
         given = self._bind(args, kwargs)
+        arguments = [to_script(given[name], kind, name) for name, kind in self._types.items()]
         if self._specs:
             self._check(given)
-        return [to_script(given[name], kind, name) for name, kind in self._types.items()]
+        return arguments
 
     def _subclassed(self, arguments: Sequence[object]) -> list[torch.Tensor]:
         """The tensors whose class has a say in what operators on them return."""
@@ -535,6 +536,10 @@ class _GuardedMethod:
             f"{name}: expected {_expected(spec)}, given {_given_at(name, leaves, given)}"
             for name, spec in self._specs.items()
             if not _fits(spec, leaves.get(name))
+        ] or [
+            f"{path}: expected nothing, given {_given(leaf)}"
+            for path, leaf in leaves.items()
+            if isinstance(leaf, torch.Tensor) and path not in self._specs
         ]
         if wrong:
             raise InputError("\n  ".join([f"{self._name}: wrong input", *wrong]))

@@ -253,6 +253,8 @@ def test_nested_inputs_are_checked_by_path() -> None:
         frozen((x, x.double()), {"bias": bias})
     with pytest.raises(InputError, match=r"batch\['bias'\]: expected float32 .*, given nothing"):
         frozen((x, x), {"weight": bias})
+    with pytest.raises(InputError, match=r"batch\['other'\]: expected nothing, given float32"):
+        frozen((x, x), {"bias": bias, "other": bias})
     with pytest.raises(InputError, match=r"batch\['bias'\]: expected .* given a tuple with 0, 1"):
         frozen((x, x), {"bias": (bias, bias)})
     with pytest.raises(InputError, match=r"batch\['bias'\]: expected float32 .*, given nothing"):

@@ -967,7 +967,7 @@ def test_check_inputs_of_another_structure_are_named() -> None:
     x = torch.rand(3, 4)
     for inputs, message in (
         (([x],), r"does not fit the program: .*\n  tensors\[1\]: expected .*given nothing"),
-        (([x, x, x],), "the program fails: .*tensors had 2 entries when traced"),
+        (([x, x, x],), r"not fit the program: .*\n  tensors\[2\]: expected nothing, given float32"),
         (([x, x], False), "the program fails: .*flag was True when the program was traced"),
         (
             ([x, x], True, x),
