@@ -170,8 +170,8 @@ def verify(
 
     An output passes if its bits are eager autocast's or, unless ``exact``, if its distance to
     float32 is at most 1.05 times eager autocast's; under a plan other than native, outputs of few
-    numbers may be further by what chance makes of two programs that are equally good. Submodules that were kept in float32 when a
-    frozen program was made are kept in the reference too.
+    numbers may be further by what chance makes of two programs that are equally good. Submodules
+    that were kept in float32 when a frozen program was made are kept in the reference too.
 
     Args:
         module: what ``trace_and_freeze``, ``load`` or ``script`` returned, or another ScriptModule.

@@ -993,6 +993,16 @@ def test_sizes_that_vary_are_told_by_name() -> None:
     assert [spec.shape for spec in frozen.metadata.inputs] == [(None, 4), (4, 3)]
 
 
+def test_check_inputs_may_have_the_dtypes_of_the_border() -> None:
+    model, x = nn.Linear(4, 4).eval(), torch.rand(3, 4)
+    given = [torch.rand(5, 4), torch.rand(5, 4).to(torch.float16)]
+    amp_script.trace_and_freeze(model, x, input_dtype=torch.float16, check_inputs=given)
+    with pytest.raises(
+        TracingError, match=r"check_inputs\[1\]: input is float16: expected float32"
+    ):
+        amp_script.trace_and_freeze(model, x, check_inputs=given)
+
+
 def test_check_inputs_say_where_the_program_fails() -> None:
     with pytest.raises(TracingError) as raised:
         amp_script.trace_and_freeze(

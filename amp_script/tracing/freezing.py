@@ -215,7 +215,7 @@ def trace_and_freeze(
     call = Call.bind(model, example_inputs, example_kwargs)
     held = {name: part for name, part in (example_kwargs or {}).items() if _is_constant(part)}
     checks = [
-        _bind_check(f"check_inputs[{index}]", model, inputs, held, call)
+        _bind_check(f"check_inputs[{index}]", model, inputs, held, call, input_dtype)
         for index, inputs in enumerate(check_inputs)
     ]
     if not call.tensors:
@@ -530,20 +530,26 @@ class _Freezing:
 
 
 def _bind_check(
-    name: str, model: object, inputs: Inputs, held: Mapping[str, object], example: Call
+    name: str,
+    model: object,
+    inputs: Inputs,
+    held: Mapping[str, object],
+    example: Call,
+    input_dtype: torch.dtype | None,
 ) -> Call:
-    """Bind more inputs, whose dtypes have to be the example's."""
+    """Bind more inputs, whose dtypes have to be the example's or those of the border."""
     try:
         call = Call.bind(model, inputs, {} if isinstance(inputs, Mapping) else held)
         require_traceable(call)
     except TracingError as error:
         raise TracingError(f"{name}: {error}") from None
-    wanted = dict(example.named_tensors())
+    dtypes = {path: tensor.dtype for path, tensor in example.named_tensors()}
     for path, tensor in call.named_tensors():
-        if path in wanted and tensor.dtype != wanted[path].dtype:
+        wanted = dtypes.get(path, tensor.dtype)
+        if tensor.dtype not in (wanted, border_dtype(wanted, input_dtype)):
             raise TracingError(
-                f"{name}: {path} is {dtype_name(tensor.dtype)}: expected "
-                f"{dtype_name(wanted[path].dtype)}, as in the example"
+                f"{name}: {path} is {dtype_name(tensor.dtype)}: expected {dtype_name(wanted)}, as "
+                "in the example"
             )
     return call
 
