@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -330,6 +332,55 @@ def test_a_mode_is_left_with_its_region_by_an_early_exit() -> None:
         assert torch.is_grad_enabled()
         assert got.requires_grad == want.requires_grad
         assert_same(got, want)
+
+
+def _function_written_as(source: str, folder: Path) -> Callable[..., Any]:
+    """The function ``f`` of a file that ends with it, which a formatter would make longer."""
+    file = folder / "short.py"
+    file.write_text(f"import torch\nfrom torch import Tensor\n{source}")
+    function: Callable[..., Any] = runpy.run_path(str(file))["f"]
+    return function
+
+
+_MADE_BEFORE = """def f(x: Tensor):
+ r = torch.autocast("cpu", dtype=torch.bfloat16)
+ q = torch.autocast("cpu", enabled=False)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{_MADE_BEFORE} with r: return x@x",
+        f"{_MADE_BEFORE} with r:return x",
+        f"{_MADE_BEFORE} with r, q: return x@x",
+        f"{_MADE_BEFORE} y = x\n with r:y=x@x\n return y",
+        f"{_MADE_BEFORE} with r:\n  with q: return x@x\n",
+    ],
+)
+def test_a_region_at_the_end_of_a_file(source: str, tmp_path: Path) -> None:
+    function = _function_written_as(source, tmp_path)
+    assert_agrees(amp_script.script(function), function, X)
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("def f(r: Tensor):\n with r:r", "has no attribute or method '__exit__'"),
+        ("def f(r: Tensor):\n with r:\n  r", "has no attribute or method '__exit__'"),
+        ("def f(x: Tensor):\n with r:x", "undefined value r"),
+    ],
+)
+def test_an_error_names_the_place_of_a_region_at_the_end_of_a_file(
+    source: str, what: str, tmp_path: Path
+) -> None:
+    function = _function_written_as(source, tmp_path)
+    with pytest.raises(RuntimeError, match=what) as error:
+        amp_script.script(function)
+    message = str(error.value)
+    assert f'File "{tmp_path / "short.py"}"' in message
+    assert "\n with r:" in message
+    assert "\n      ~" in message
 
 
 def test_an_error_names_the_line_of_a_region_with_exits() -> None:

@@ -67,7 +67,7 @@ class _Marks(ast.NodeTransformer):
         ends: list[ast.stmt] = []
         for item in node.items:
             number = next(self._numbers)
-            name = f"{_VARIABLE}{number}"
+            name = _Name(f"{_VARIABLE}{number}")
             made: list[ast.stmt] = [
                 ast.Assign([ast.Name(name, ast.Store())], item.context_expr),
                 _mark(name, _BEGIN, number),
@@ -76,6 +76,19 @@ class _Marks(ast.NodeTransformer):
             begins += (_placed(each, item.context_expr) for each in made)
             ends.insert(0, _placed(_mark(name, _END, number), item.context_expr))
         return [*begins, *node.body, *ends]
+
+
+class _Name(str):
+    """A name that is not in the source, and takes the room of one character there.
+
+    Torch takes a name to end as many characters behind its place as it has, and reads on from there
+    to find an attribute's place: past the end of the source, if the name is longer than the rest.
+    """
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return 1
 
 
 def _continues_from_region(statements: Sequence[ast.AST], inside: bool = False) -> bool:
@@ -99,7 +112,7 @@ def _mark(name: str, text: str, number: int) -> ast.stmt:
 
 def _call(name: str, method: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(
-        ast.Attribute(ast.Name(name, ast.Load()), method, ast.Load()), list(arguments), []
+        ast.Attribute(ast.Name(name, ast.Load()), _Name(method), ast.Load()), list(arguments), []
     )
 
 
