@@ -938,6 +938,100 @@ def test_a_branch_on_sizes_is_shown_until_other_sizes_are_checked() -> None:
     assert frozen.metadata.inputs[0].shape == (None, 4)
 
 
+def loops_over_a_range(x: torch.Tensor) -> torch.Tensor:
+    total = x[0] @ x.t()
+    for i in range(1, x.shape[0] - 1):
+        total = total + x[i] @ x.t()
+    return total
+
+
+def repeats_a_list(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x @ x.t()] * x.shape[0])
+
+
+def picks_from_a_list(x: torch.Tensor) -> torch.Tensor:
+    return [x, x + 1, x + 2, x + 3, x + 4][x.shape[0] - 1] @ x.t()
+
+
+def takes_the_front_of_a_list(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x @ x.t()] * 9)[: x.shape[0]] + len([1, 2, 3, 4, 5, 6][: x.shape[0]])
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (loops_over_a_range, r"for i in range\(1, x\.shape\[0\] - 1\):"),
+        (repeats_a_list, r"return torch\.cat"),
+        (picks_from_a_list, r"return \[x, x \+ 1"),
+        (takes_the_front_of_a_list, r"return torch\.stack"),
+    ],
+)
+def test_a_number_that_python_takes_from_sizes_is_shown(
+    model: Callable[..., Any], line: str
+) -> None:
+    x = torch.rand(3, 4)
+    with pytest.warns(TracingWarning, match=rf"sizes of the example inputs.*\n.*{line}"):
+        amp_script.trace_and_freeze(model, x, compute="native")
+    with pytest.raises(
+        VerificationError, match=r"held fast when traced, at \S+test_tracing\.py:\d+: "
+    ):
+        amp_script.trace_and_freeze(model, x, compute="native", check_inputs=[torch.rand(5, 4)])
+
+
+def picks_by_data(x: torch.Tensor) -> torch.Tensor:
+    return [x, x + 1, x + 2, x + 3][x[0].argmax()] @ x.t()
+
+
+def test_a_number_that_python_takes_from_data_is_shown() -> None:
+    with pytest.warns(TracingWarning, match=r"values of the example inputs.*\n.*return \[x, x"):
+        amp_script.trace_and_freeze(picks_by_data, torch.rand(3, 4), compute="native")
+
+
+def gives_sizes_to_operators(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n = x.shape[0]
+    written = x.clone()
+    written[: n - 1, 0] = 0
+    return (
+        torch.zeros(n) + n,
+        torch.arange(n, device=x.device),
+        x.view(n, -1),
+        x.unfold(0, n, n),
+        x.chunk(n - n + 1)[0],
+        x.diagonal(n - n),
+        torch.triu(x, n),
+        torch.nn.functional.one_hot(torch.arange(2), n),
+        x[:, : n - 1],
+        x[n - 1 :, None, :n],
+        x[n - 1],
+        x[torch.arange(n)],
+        x[..., x.argmax() % n],
+        written @ x.t(),
+    )
+
+
+def test_sizes_that_operators_take_are_recorded_and_not_shown() -> None:
+    x, longer = torch.rand(3, 4), torch.rand(4, 4)
+    frozen = amp_script.trace_and_freeze(gives_sizes_to_operators, x, compute="native")
+    with amp_script.autocast("cpu"):
+        want = gives_sizes_to_operators(longer)
+    assert_same(frozen(longer), want)
+
+
+class LoopsOverItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = [x @ self.weight[i] for i in range(self.weight.shape[0])]
+        return torch.stack(rows)[[1, 2][torch.tensor(1)]]
+
+
+@pytest.mark.filterwarnings("ignore:torch.tensor results::")
+def test_sizes_of_weights_and_constants_are_not_shown() -> None:
+    amp_script.trace_and_freeze(LoopsOverItsWeight().eval(), torch.rand(3, 4), compute="native")
+
+
 def scales_by_length(x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"kept": x * 2, "scaled": x.sum(0) * len(x)}
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from versions import needs_register_autocast
 import amp_script
 from amp_script.errors import TracingError
 from amp_script.interception import replaced
-from amp_script.lowering._graph import Editor, Graph
+from amp_script.lowering._graph import Editor, Graph, places_of
 from amp_script.tracing.constants import share_constants
 from amp_script.tracing.graph_difference import first_difference
 from amp_script.tracing.specialise import specialise
@@ -155,6 +156,15 @@ def test_first_difference(other: str, found: tuple[str, str] | None) -> None:
     one = graph_of("def f(x: Tensor):\n    return torch.mm(x * 2, x)")
     difference = first_difference(one, graph_of(f"def f(x: Tensor):\n    {other}"))
     assert (difference and (difference.one, difference.other)) == found
+
+
+def test_lines_are_the_users_wherever_the_program_was_made() -> None:
+    stack = (
+        "/there/site-packages/amp_script/interception.py(57): chosen\n"
+        "/home/amp_script/model.py(3): forward\n"
+    )
+    node: Any = SimpleNamespace(sourceRange=lambda: stack)
+    assert list(places_of(node)) == [("/home/amp_script/model.py", 3)]
 
 
 # --- standing in ----------------------------------------------------------------------------------

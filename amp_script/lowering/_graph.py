@@ -153,7 +153,14 @@ _RANGE = re.compile(
 )
 """A place as TorchScript's compiler writes it, or as its tracer does, with the whole stack."""
 
-_OWN_FILES = str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[1]
+
+
+@cache
+def _is_own(file: str) -> bool:
+    """Whether a file is this library's, wherever the library was when the program was made."""
+    _, found, inside = file.replace("\\", "/").rpartition(f"/{_PACKAGE.name}/")
+    return bool(found) and (_PACKAGE / inside).is_file()
 
 
 def source_of(node: Node) -> str:
@@ -166,7 +173,7 @@ def places_of(node: Node) -> Iterator[tuple[str, int]]:
     """Files and lines that led to a node, the innermost first, this library's own left out."""
     for found in _RANGE.finditer(str(node.sourceRange())):
         file = found["file"] or found["traced"]
-        if not file.startswith(_OWN_FILES):
+        if not _is_own(file):
             yield file, int(found["line"] or found["at"])
 
 

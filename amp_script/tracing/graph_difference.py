@@ -118,9 +118,8 @@ def _same_attributes(a: Node, b: Node) -> bool:
 
 
 def _difference(a: Node | None, b: Node | None) -> Difference:
-    shown = a or b
-    assert shown is not None
-    return Difference(source_of(shown), _text(a), _text(b))
+    lines = [source_of(node) for node in (a, b) if node is not None]
+    return Difference(next(filter(None, lines), ""), _text(a), _text(b))
 
 
 def _text(node: Node | None) -> str:

@@ -1,9 +1,10 @@
 """What surrounds a model while it is traced, and what tracing held fast.
 
 A trace records operators. What Python does with a tensor's values, such as a branch, happens once,
-on the example. torch warns of it at some lines and keeps silent at others; here each such place is
-noted with the line of the model's source and with what it depends on: the *sizes* of the inputs,
-which other example inputs can check, or their *data*, which none can.
+on the example. Torch warns of it at some lines and keeps silent at others, such as a loop over a
+``range``; here each such place is noted with the line of the model's source and with what it
+depends on: the *sizes* of the inputs, which other example inputs can check, or their *data*, which
+none can.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -52,6 +53,9 @@ def trace_session() -> Iterator[list[HeldFast]]:
     with _one_at_a_time, _noting() as notes, ExitStack() as stack:
         for name in _CONVERSIONS:
             stack.enter_context(replaced(torch.Tensor, name, notes.convert))
+        for name in _SUBSCRIPTS:
+            stack.enter_context(replaced(torch.Tensor, name, notes.subscript))
+        stack.enter_context(replaced(torch.Tensor, "__index__", notes.index))
         yield notes.places
 
 
@@ -62,12 +66,14 @@ _CONVERSIONS: Final = (
     "__int__",
     "__float__",
     "__complex__",
-    "__index__",
     "item",
     "tolist",
     "numpy",
 )
-"""What makes a Python value of a tensor's values."""
+"""What makes a Python value of a tensor's values, and has torch warn of it."""
+
+_SUBSCRIPTS: Final = ("__getitem__", "__setitem__")
+"""What asks numbers for their ``__index__``, and records them after it."""
 
 
 class _Notes:
@@ -76,6 +82,7 @@ class _Notes:
     def __init__(self) -> None:
         self.places: list[HeldFast] = []
         self._converted: torch.Tensor | None = None
+        self._in_subscript = False
 
     def convert(
         self, original: Callable[..., object], tensor: torch.Tensor, *args: object, **kwargs: object
@@ -87,13 +94,31 @@ class _Notes:
         finally:
             self._converted = before
 
+    def subscript(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """Stand for a subscript of a tensor, all of which is recorded."""
+        before, self._in_subscript = self._in_subscript, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._in_subscript = before
+
+    def index(self, original: Callable[..., object], tensor: torch.Tensor) -> object:
+        """Stand for ``__index__``, of which torch does not warn; note what nothing records."""
+        if is_recording() and not self._in_subscript and not _is_given_to_an_operator(tensor):
+            on_data = depends_on_data(tensor)
+            if on_data or _depends_on_sizes(tensor):
+                self._note(sys._getframe(1), on_data=on_data)
+        return self.convert(original, tensor)
+
     def add(self, message: str, frame: FrameType | None) -> None:
         """Note that torch warned, in the frame."""
         if message.startswith("torch.tensor results"):
             return  # of a tensor it is recorded, and of Python values it is a constant as it says
-        inner = _outside(frame, (_HERE, _WARNINGS))
         on_sizes = message.startswith(("Iterating over", "Using len"))
-        on_data = not on_sizes and depends_on_data(self._converted)
+        self._note(frame, on_data=not on_sizes and depends_on_data(self._converted))
+
+    def _note(self, frame: FrameType | None, *, on_data: bool) -> None:
+        inner = _outside(frame, (_HERE, _WARNINGS))
         if not on_data and inner is not None and inner.f_code.co_filename.startswith(_TORCH):
             return  # torch's modules check sizes at every turn, and mean nothing by it
         outer = _outside(inner, (_HERE, _TORCH)) or inner
@@ -141,14 +166,28 @@ def depends_on_data(value: torch.Tensor | None) -> bool:
     Torch also warns of tensors changed in place while others look at them; there is no value then,
     and what they hold matters.
     """
-    if value is None or not is_recording():
-        return True
-    pending: list[Value] = [value_trace(value)]
+    return value is None or not is_recording() or _leads_to_an_input(value, beyond=_OF_SIZES)
+
+
+def _depends_on_sizes(value: torch.Tensor) -> bool:
+    """Whether what does not depend on data depends on the sizes of inputs, not of weights alone."""
+    return _leads_to_an_input(value, beyond=frozenset())
+
+
+def _is_given_to_an_operator(number: torch.Tensor) -> bool:
+    """Whether torch has recorded that an operator takes a number, and is about to ask for it."""
+    readers = (use.user for use in value_trace(number).uses())
+    return any(node.kind() == "aten::Int" and not node.output().uses() for node in readers)
+
+
+def _leads_to_an_input(tensor: torch.Tensor, *, beyond: Collection[str]) -> bool:
+    """Whether a tensor being recorded leads back to an input, other than by nodes of some kinds."""
+    pending: list[Value] = [value_trace(tensor)]
     seen: set[int] = set()
     while pending:
         current = pending.pop()
         node = current.node()
-        if current.unique() in seen or node.kind() in _OF_SIZES:
+        if current.unique() in seen or node.kind() in beyond:
             continue
         if node.kind() == "prim::Param" and current.type().kind() == "TensorType":
             return True
