@@ -210,6 +210,31 @@ def test_attributes_can_be_read_and_set() -> None:
     assert_agrees(scripted, module, X)
 
 
+def test_a_submodule_cannot_be_replaced_and_takes_another_ones_state() -> None:
+    module, scripted = whole(), amp_script.script(whole())
+    replacement = Part()
+    for value in (
+        replacement,
+        torch.jit.script(replacement),
+        amp_script.script(replacement),
+        amp_script.script(whole()).part,
+    ):
+        with pytest.raises(LoweringError, match=r"'part'.*\n.*module\.part\.load_state_dict"):
+            scripted.part = value
+    assert_agrees(scripted, module, X)
+    scripted.part.load_state_dict(replacement.state_dict())
+    module.part = replacement
+    assert_agrees(scripted, module.eval(), X)
+
+
+def test_an_attribute_of_another_type_is_refused_as_by_a_plain_script_module() -> None:
+    with pytest.raises(RuntimeError) as ours:
+        amp_script.script(whole()).limit = "three"
+    with pytest.raises(RuntimeError) as plain:
+        torch.jit.script(whole()).limit = "three"
+    assert (type(ours.value), str(ours.value)) == (type(plain.value), str(plain.value))
+
+
 def test_saving_keeps_the_program_for_no_ambient_autocast() -> None:
     module = whole()
     scripted = amp_script.script(module)

@@ -97,6 +97,24 @@ class LoweredModule(RecursiveScriptModule):
                 found = vars(self)[name] = LoweredMethod(found, program)
         return found
 
+    def __setattr__(self, attr: str, value: Any) -> None:
+        """Set an attribute of the compiled module.
+
+        Raises:
+            LoweringError: it is a submodule, and the value is not one of the same compiled type.
+        """
+        try:
+            super().__setattr__(attr, value)
+        except RuntimeError as error:
+            if not isinstance(getattr(self, attr, None), torch.nn.Module):
+                raise
+            raise LoweringError(
+                f"another submodule {attr!r}",
+                "the program was compiled and lowered with the one that is there",
+                advice=f"load its state into that, as in module.{attr}.load_state_dict("
+                "replacement.state_dict()), or replace it in the original module before script()",
+            ) from error
+
     def save(self, f: Any, **kwargs: Any) -> None:
         """Write the program for calls outside every region to a file, as a ScriptModule's does.
 
@@ -170,8 +188,7 @@ def script(obj: Any) -> Any:
     eager part that uses a weight in the same region has a cast of its own, so that the weight's
     gradients add up in another order; a saved program that forks adds them up as plain TorchScript
     does, in no order in particular; casts of an input that is a leaf with gradients and a view at
-    once are cached; a submodule that was annotated with an interface cannot be exchanged for one of
-    another type.
+    once are cached; a submodule cannot be replaced afterwards.
 
     Args:
         obj: an ``nn.Module`` or a function, which may be decorated with ``autocast(...)``, this
