@@ -26,7 +26,7 @@ from torch.jit._recursive import wrap_cpp_module
 from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule
 from amp_script.disk import require_room, stored_bytes, to_path
-from amp_script.errors import ArgumentError, ArtifactError
+from amp_script.errors import ArgumentError, ArtifactError, MissingFileError
 from amp_script.frozen import FrozenModule
 from amp_script.gist import first_line
 from amp_script.lowering._graph import constant, nodes_of
@@ -75,7 +75,11 @@ def save(
     elif compute is None:
         extra_files[EXTRA_FILE] = _metadata_of_scripted(module).to_json()
     else:
-        raise ValueError(f"compute={compute!r} is for frozen modules, not {type(module).__name__}")
+        raise ArgumentError(
+            "compute",
+            f"{compute!r:.60}, which is for frozen modules",
+            f"None for a {type(module).__name__}",
+        )
     with replacing(path) as temporary:
         if not isinstance(module, FrozenModule):
             state = [*module.parameters(), *module.buffers()]
@@ -294,7 +298,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except ArtifactError:
         raise
     except FileNotFoundError:
-        raise ArtifactError(str(path), "no such file") from None
+        raise MissingFileError(str(path), "no such file") from None
     except IsADirectoryError:
         raise ArtifactError(str(path), "a folder, not a file") from None
     except OSError as error:

@@ -113,6 +113,10 @@ class ArtifactError(AmpScriptError, RuntimeError):
         return type(self), (self.path, self.reason, self.advice)
 
 
+class MissingFileError(ArtifactError, FileNotFoundError):
+    """A file that is not there."""
+
+
 class PolicyError(AmpScriptError, ValueError):
     """A record of what autocast does to an operator that cannot be right.
 

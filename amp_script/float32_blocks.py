@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from amp_script.errors import SubmoduleError
+from amp_script.errors import ArgumentError, SubmoduleError
 from amp_script.jit_state import AmbientState
 from amp_script.structure import map_tensors
 from amp_script.submodules import Names, called_from_python, forward_replaced, matching, names_of
@@ -86,13 +86,15 @@ class Float32Blocks:
 
         Raises:
             SubmoduleError: see :func:`keep_float32`.
-            TypeError: ``patterns`` is no list of strings.
+            ArgumentError: ``patterns`` is no list of strings.
         """
         if isinstance(patterns, str):
-            raise TypeError(f"keep_float32 is {patterns!r}: expected a list, [{patterns!r}]")
+            raise ArgumentError("keep_float32", repr(patterns), f"a list, [{patterns!r}]")
         wrong = next((pattern for pattern in patterns if not isinstance(pattern, str)), None)
         if wrong is not None:
-            raise TypeError(f"keep_float32 has {wrong!r} in it: expected names of submodules")
+            raise ArgumentError(
+                "keep_float32", f"a list with {wrong!r:.60} in it", "names of submodules"
+            )
         if not patterns:
             return cls((), {}, {})
         names, reachable = names_of(model), called_from_python(model)

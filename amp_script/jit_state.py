@@ -24,6 +24,7 @@ from typing import TypeVar
 import torch
 
 from amp_script.devices import with_autocast as devices_with_autocast
+from amp_script.errors import ArgumentError
 
 __all__ = ["AmbientState", "DeviceState", "in_a_new_thread", "jit_autocast_pass", "shield"]
 
@@ -192,12 +193,11 @@ def jit_autocast_pass(enabled: bool) -> Iterator[None]:
         enabled: whether the pass runs on graphs that meet their first run inside the block.
 
     Raises:
-        TypeError: ``enabled`` is not a bool.
+        ArgumentError: ``enabled`` is not a bool.
     """
     if not isinstance(enabled, bool):
-        raise TypeError(
-            f"jit_autocast_pass(enabled) needs True or False, got {enabled!r} "
-            f"of type {type(enabled).__name__}"
+        raise ArgumentError(
+            "enabled", f"{enabled!r:.60} of type {type(enabled).__name__}", "True or False"
         )
     request = _Request(enabled)
     try:

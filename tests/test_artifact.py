@@ -164,7 +164,7 @@ def test_a_scripted_module_is_saved_with_what_is_known(tmp_path: Path) -> None:
     assert not isinstance(loaded, FrozenModule)
     assert loaded(INPUT).shape == (4, 4)
     assert read_metadata(path).kind == "scripted"
-    with pytest.raises(ValueError, match="is for frozen modules"):
+    with pytest.raises(ArgumentError, match="compute is 'upcast', which is for frozen modules"):
         save(torch.jit.script(nn.Linear(8, 4)), path, compute="upcast")
 
 

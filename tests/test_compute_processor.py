@@ -13,6 +13,7 @@ import torch
 
 from amp_script.compute import Kind, Processor, choose, describe
 from amp_script.compute.processor import ONEDNN_LEVELS, _allows, _onednn_limit
+from amp_script.errors import ArgumentError
 
 EVERY = frozenset(Kind)
 PRODUCTS = EVERY - {Kind.RECURRENT}
@@ -60,12 +61,12 @@ def test_a_plan_that_is_asked_for_is_taken_on_every_processor() -> None:
 def test_other_devices_run_natively() -> None:
     assert choose("auto", "cuda").name == "native"
     assert choose("native", "cuda").name == "native"
-    with pytest.raises(ValueError, match=r"compute='upcast' is for the CPU.*'cuda'"):
+    with pytest.raises(ArgumentError, match=r"compute is 'upcast', which is for the CPU.*'cuda'"):
         choose("upcast", "cuda")
 
 
 def test_an_unknown_plan_is_named() -> None:
-    with pytest.raises(ValueError, match="one of auto, native, upcast, packed, got 'fast'"):
+    with pytest.raises(ArgumentError, match="'fast': expected one of auto, native, upcast, packed"):
         choose("fast", "cpu")  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from amp_script.devices import is_autocast_available, with_autocast
+from amp_script.errors import ArgumentError
 from amp_script.jit_state import AmbientState, DeviceState, jit_autocast_pass, shield
 
 DEVICE_TYPES = with_autocast()
@@ -201,7 +202,7 @@ class TestJitAutocastPass:
     @pytest.mark.parametrize("value", [0, 1, None, "off"])
     def test_refuses_what_is_no_bool(self, value: object) -> None:
         block = jit_autocast_pass(value)  # type: ignore[arg-type]  # the wrong type is the case
-        with pytest.raises(TypeError, match=f"{value!r}.*{type(value).__name__}"):
+        with pytest.raises(ArgumentError, match=f"{value!r}.*{type(value).__name__}"):
             block.__enter__()
 
     def test_decorates(self) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 import amp_script
 from amp_script import autocast, precision_report, trace_and_freeze
+from amp_script.errors import ArgumentError
 from amp_script.frozen import FrozenModule
 from amp_script.lowering._graph import Editor, nodes_of
 from amp_script.metadata import SCHEMA_VERSION as METADATA_VERSION
@@ -549,7 +550,7 @@ def test_an_empty_module_and_what_is_no_module() -> None:
     assert report.operators == ()
     assert "none" in str(report)
     anything: Any = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"needs a torch\.jit\.ScriptModule, got a Linear"):
+    with pytest.raises(ArgumentError, match=r"a Linear: expected a torch\.jit\.ScriptModule"):
         precision_report(anything)
 
 

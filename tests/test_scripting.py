@@ -14,7 +14,7 @@ from torch._jit_internal import _overload
 from torch.jit import _recursive, _script
 
 import amp_script
-from amp_script.errors import LoweringError
+from amp_script.errors import ArgumentError, LoweringError
 from amp_script.jit_state import AmbientState
 from amp_script.scripting import LoweredFunction, LoweredModule, cast_cache
 
@@ -398,7 +398,9 @@ def test_script_as_a_decorator() -> None:
 
 
 def test_an_object_that_cannot_be_scripted() -> None:
-    with pytest.raises(TypeError, match="script\\(obj\\) needs a module or a function, got 3"):
+    with pytest.raises(
+        ArgumentError, match="obj is 3 of type int: expected a module or a function"
+    ):
         amp_script.script(3)
 
 

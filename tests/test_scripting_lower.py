@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agreement import assert_agrees, saved_and_loaded
 from torch import nn
 
 import amp_script
-from amp_script.errors import ArtifactError, LoweringError
+from amp_script.errors import ArgumentError, ArtifactError, LoweringError
 
 X = torch.linspace(-1, 1, 16).reshape(4, 4)
 
@@ -152,9 +153,13 @@ def test_two_files_with_the_same_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"dtype": torch.float32}, ValueError, "does not support torch.float32"),
-        ({"device_type": "meta"}, ValueError, "device type 'meta' has no autocast"),
-        ({"device_type": "no such"}, ValueError, "device type 'no such' has no autocast"),
+        (
+            {"dtype": torch.float32},
+            ArgumentError,
+            "dtype is torch.float32, which autocast on 'cpu'",
+        ),
+        ({"device_type": "meta"}, ArgumentError, "'meta', which has no autocast"),
+        ({"device_type": "no such"}, ArgumentError, "'no such', which has no autocast"),
     ],
 )
 def test_wrong_regions(arguments: dict[str, object], error: type[Exception], message: str) -> None:
@@ -163,10 +168,15 @@ def test_wrong_regions(arguments: dict[str, object], error: type[Exception], mes
 
 
 def test_what_is_no_program(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="needs a ScriptModule or the name of a file"):
+    with pytest.raises(ArgumentError, match="expected a ScriptModule or the name of a file"):
         amp_script.lower(nn.Linear(4, 4))
-    with pytest.raises(FileNotFoundError, match=r"no such file\.pt"):
-        amp_script.lower(tmp_path / "no such file.pt")
+    for read in (amp_script.lower, amp_script.load):
+        for error in (ArtifactError, FileNotFoundError):
+            with pytest.raises(error, match=r"missing\.pt: no such file") as caught:
+                read(tmp_path / "missing.pt")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(ArtifactError, match="a folder, not a file"):
+        amp_script.lower(tmp_path)
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     with pytest.raises(RuntimeError):
         amp_script.lower(tmp_path / "broken.pt")

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from amp_script.dtypes import dtype_name
+from amp_script.errors import ArgumentError
 
 from .processor import Kind, Processor
 from .upcast import REDUCED
@@ -47,16 +48,17 @@ def choose(compute: Compute, device_type: str, processor: Processor | None = Non
         processor: the machine's, looked up if not given.
 
     Raises:
-        ValueError: no such plan, or none for the device.
+        ArgumentError: no such plan, or none for the device.
     """
     if compute not in _NAMES:
-        raise ValueError(f"compute must be one of {', '.join(_NAMES)}, got {compute!r}")
+        raise ArgumentError("compute", f"{compute!r:.60}", f"one of {', '.join(_NAMES)}")
     if device_type != "cpu":
         if compute in ("auto", "native"):
             return Plan("native", {})
-        raise ValueError(
-            f"compute={compute!r} is for the CPU; a program on {device_type!r} "
-            "runs natively, with compute='native' or 'auto'"
+        raise ArgumentError(
+            "compute",
+            f"{compute!r}, which is for the CPU",
+            f"'native' or 'auto' for a program on {device_type!r}",
         )
     if compute == "native":
         return Plan("native", {})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from ..devices import ROWS
+from ..errors import ArgumentError
 
 
 def has_autocast(device_type: str) -> bool:
@@ -25,12 +26,13 @@ def autocast_key(device_type: str) -> str:
     """Name of the dispatch key that stands for autocast on the device type.
 
     Raises:
-        ValueError: the device type has no autocast in this torch.
+        ArgumentError: the device type has no autocast in this torch.
     """
     if not has_autocast(device_type):
-        raise ValueError(
-            f"device type {device_type!r} has no autocast in torch {torch.__version__}; "
-            f"expected one of {', '.join(autocast_device_types())}"
+        raise ArgumentError(
+            "device_type",
+            f"{device_type!r}, which has no autocast in torch {torch.__version__}",
+            f"one of {', '.join(autocast_device_types())}",
         )
     # The method answers for the private backend's own name as well as for "privateuseone".
     return "Autocast" + torch._C._dispatch_key_for_device(device_type)

@@ -152,7 +152,7 @@ def observe(
         operators: the operators to watch on a device type; all that are listed for it.
 
     Raises:
-        ValueError: a device type has no autocast in this torch.
+        ArgumentError: a device type has no autocast in this torch.
     """
     return PolicyReport(
         torch.__version__,

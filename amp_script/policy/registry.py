@@ -39,7 +39,7 @@ def find(device_type: str, name: str, overload: str = "") -> Rule | None:
         inside may still be autocast.)
 
     Raises:
-        ValueError: the device type has no autocast in this torch.
+        ArgumentError: the device type has no autocast in this torch.
         UnknownPolicyError: the dispatcher lists the operator for this device and nothing on record
             says what it does.
     """
@@ -115,7 +115,7 @@ def register(
         PolicyError: no such operator; it has no autocast kernel for a device type, so that eager
             autocast leaves it alone; its rule is on record already and differs; or the rule lacks
             what belongs to it.
-        ValueError: a device type has no autocast in this torch.
+        ArgumentError: a device type has no autocast in this torch.
     """
     rule = Rule(rule) if isinstance(rule, Policy) else rule
     keys = [

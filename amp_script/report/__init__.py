@@ -13,6 +13,7 @@ from amp_script.compatibility import (
     unrecorded_operators,
 )
 from amp_script.compute import CppModule
+from amp_script.errors import ArgumentError
 from amp_script.frozen import FrozenModule
 from amp_script.metadata import Metadata
 from amp_script.scripting import LoweredModule
@@ -42,12 +43,14 @@ def precision_report(
         metadata: what is known about the module; a frozen module brings its own.
 
     Raises:
-        TypeError: ``module`` is no ScriptModule.
+        ArgumentError: ``module`` is no ScriptModule.
     """
     if not isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(
-            f"precision_report needs a torch.jit.ScriptModule, got a {type(module).__name__}: "
-            "compile it with amp_script.script or trace_and_freeze"
+        raise ArgumentError(
+            "module",
+            f"a {type(module).__name__}",
+            "a torch.jit.ScriptModule",
+            "Make one with amp_script.script or trace_and_freeze",
         )
     if metadata is None and isinstance(module, FrozenModule):
         metadata = module.metadata

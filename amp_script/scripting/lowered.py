@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
@@ -23,7 +22,8 @@ from typing_extensions import ParamSpec
 from .. import policy
 from ..artifact import metadata_if_any
 from ..devices import ROWS
-from ..errors import LoweringError
+from ..disk import to_path
+from ..errors import ArgumentError, LoweringError
 from ..frozen import FrozenModule
 from ..jit_state import DeviceState
 from ..lowering.functions import copy_of
@@ -197,7 +197,7 @@ def script(obj: Any) -> Any:
 
     Raises:
         LoweringError: the program cannot be lowered without differing from eager autocast.
-        TypeError: ``obj`` is neither a module nor a function.
+        ArgumentError: ``obj`` is neither a module nor a function.
         RuntimeError: TorchScript cannot compile it.
     """
     if isinstance(obj, (LoweredModule, LoweredFunction)):
@@ -212,9 +212,11 @@ def script(obj: Any) -> Any:
         return _lowered_module(compile_module(obj), originals, compiled_before)
     if inspect.isfunction(obj) or inspect.ismethod(obj):
         return _script_function(obj)
-    raise TypeError(
-        f"script(obj) needs a module or a function, got {obj!r} of type {type(obj).__name__}; "
-        "torch.jit.script compiles classes, and regions in them are lowered where they are used"
+    raise ArgumentError(
+        "obj",
+        f"{obj!r:.60} of type {type(obj).__name__}",
+        "a module or a function",
+        "torch.jit.script compiles classes, and regions in them are lowered where they are used",
     )
 
 
@@ -262,9 +264,9 @@ def lower(
     Raises:
         LoweringError: the program cannot be lowered without differing from eager autocast, or is a
             frozen one.
-        ValueError: the device type has no autocast, or not in the dtype.
-        TypeError: ``module_or_path`` is neither a ScriptModule nor a name.
-        FileNotFoundError: there is no file of that name.
+        ArgumentError: the device type has no autocast, or not in the dtype, or
+            ``module_or_path`` is neither a ScriptModule nor a name.
+        MissingFileError: there is no file of that name.
         ArtifactError: the file holds no TorchScript program.
     """
     around = _region(device_type, dtype)
@@ -279,18 +281,17 @@ def lower(
             loaded = _C.import_ir_module_from_buffer(unit, buffer, None, {}, False)
         _share_tensors(module_or_path._c, loaded)
     elif isinstance(module_or_path, (str, os.PathLike)):
-        path = os.fspath(module_or_path)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"no TorchScript file {path!r} to lower")
-        about = metadata_if_any(Path(path))
+        path = to_path(module_or_path)
+        about = metadata_if_any(path)
         if about is not None and about.kind == "frozen":
-            raise _frozen(path)
-        loaded = _C.import_ir_module(unit, path, None, {}, False)
+            raise _frozen(str(path))
+        loaded = _C.import_ir_module(unit, str(path), None, {}, False)
     else:
-        raise TypeError(
-            "lower(module_or_path) needs a ScriptModule or the name of a file, got "
-            f"{module_or_path!r} of type {type(module_or_path).__name__}; compile a module with "
-            "script(module)"
+        raise ArgumentError(
+            "module_or_path",
+            f"{module_or_path!r:.60} of type {type(module_or_path).__name__}",
+            "a ScriptModule or the name of a file",
+            "Compile a module with amp_script.script",
         )
     module = _wrap_cpp_module(loaded)
     for each in module.modules():
@@ -334,16 +335,18 @@ def _region(device_type: str | None, dtype: torch.dtype | None) -> tuple[str, De
         return None
     device_type = device_type or "cpu"
     if device_type not in policy.autocast_device_types():
-        raise ValueError(
-            f"device type {device_type!r} has no autocast in torch {torch.__version__}; expected "
-            f"one of {', '.join(policy.autocast_device_types())}"
+        raise ArgumentError(
+            "device_type",
+            f"{device_type!r}, which has no autocast in torch {torch.__version__}",
+            f"one of {', '.join(policy.autocast_device_types())}",
         )
     dtype = dtype or torch.get_autocast_dtype(device_type)
     row = ROWS.get(device_type)
     if row is not None and row.dtypes is not None and dtype not in row.dtypes:
-        raise ValueError(
-            f"autocast on {device_type!r} does not support {dtype}; expected one of "
-            f"{', '.join(map(str, row.dtypes))}"
+        raise ArgumentError(
+            "dtype",
+            f"{dtype}, which autocast on {device_type!r} does not support",
+            f"one of {', '.join(map(str, row.dtypes))}",
         )
     return device_type, DeviceState(True, dtype)
 
