@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,8 +189,23 @@ def test_sizes_are_written_for_people(count: int, text: str) -> None:
     assert output.size(count) == text
 
 
-def test_a_missing_extra_is_one_line_that_says_what_to_install() -> None:
-    program = "import sys; sys.modules['typer'] = None; from amp_script.cli import main; main()"
+def test_the_package_can_be_run_as_the_command() -> None:
+    command = [sys.executable, "-m", "amp_script"]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"amp-script {version('amp-script')}, torch {version('torch')}\n"
+    assert subprocess.run([*command, "nothing"], capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from amp_script.cli import main; main()",
+        "import runpy; runpy.run_module('amp_script', run_name='__main__')",
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_install(start: str) -> None:
+    program = f"import sys; sys.modules['typer'] = None; {start}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == (
