@@ -33,6 +33,13 @@ MODELS = """
     def inputs():
         return torch.zeros(1), [torch.ones(2)]
 
+    def forgets():
+        make()
+
+    def chooses():
+        return Holder
+
+    nothing = None
     tensor = torch.zeros(3)
     mapping = {"x": tensor}
     number = 3
@@ -106,8 +113,11 @@ def test_a_file_does_not_hide_a_module_of_its_name(folder: Path) -> None:
         ("missing.nets:net", "no module 'missing'"),
         ("models:nett", "models has no attribute 'nett'; did you mean net?"),
         ("models:Holder.outer", "models has no attribute 'Holder.outer'"),
-        ("models:number", "models:number is of type int: expected an nn.Module, or a function"),
-        ("models:inputs", "models:inputs is of type tuple: expected an nn.Module"),
+        ("models:number", "models:number is an object of type int: expected an nn.Module, or a "),
+        ("models:inputs", "models:inputs returned an object of type tuple: expected an nn.Module"),
+        ("models:forgets", "models:forgets returned None: expected an nn.Module"),
+        ("models:chooses", "models:chooses returned the class Holder: expected an nn.Module"),
+        ("models:nothing", "models:nothing is None: expected an nn.Module"),
         ("models:needs", "models:needs needs arguments (size, depth): name a function that takes"),
     ],
 )
@@ -144,5 +154,7 @@ def test_inputs_are_a_tensor_a_sequence_or_a_mapping() -> None:
     assert isinstance(load_inputs("models:tensor"), torch.Tensor)
     assert isinstance(load_inputs("models:inputs"), tuple)
     assert isinstance(load_inputs("models:mapping"), dict)
-    with pytest.raises(UsageError, match="models:number is of type int: expected a tensor, a tup"):
+    with pytest.raises(
+        UsageError, match="models:number is an object of type int: expected a tensor"
+    ):
         load_inputs("models:number")

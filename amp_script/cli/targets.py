@@ -36,10 +36,11 @@ def load_model(text: str) -> torch.nn.Module:
         UsageError: ``text`` has another form, names nothing, or names something else.
         AmpScriptError: the user's code failed; the cause is its exception.
     """
-    value = _called(text, _load(text))
+    named = _load(text)
+    value = _called(text, named)
     if not isinstance(value, torch.nn.Module):
         raise UsageError(
-            f"{text} is {_kind(value)}: expected an nn.Module, or a function that returns one"
+            f"{text} {_what(value, named)}: expected an nn.Module, or a function that returns one"
         )
     return value
 
@@ -51,11 +52,12 @@ def load_inputs(text: str) -> ExampleInputs:
         UsageError: ``text`` has another form, names nothing, or names something else.
         AmpScriptError: the user's code failed; the cause is its exception.
     """
-    value = _called(text, _load(text))
+    named = _load(text)
+    value = _called(text, named)
     if not isinstance(value, (torch.Tensor, tuple, list, Mapping)):
         raise UsageError(
-            f"{text} is {_kind(value)}: expected a tensor, a tuple of inputs or a dictionary by "
-            "parameter name, or a function that returns one"
+            f"{text} {_what(value, named)}: expected a tensor, a tuple of inputs or a dictionary "
+            "by parameter name, or a function that returns one"
         )
     return value
 
@@ -147,10 +149,14 @@ def _failed(doing: str, error: BaseException) -> AmpScriptError:
     return AmpScriptError(f"{doing} failed: {type(error).__name__}: {error}")
 
 
-def _kind(value: object) -> str:
+def _what(value: object, named: object) -> str:
+    """What a value is, or that calling what was named returned it."""
+    verb = "is" if value is named else "returned"
+    if value is None:
+        return f"{verb} None"
     if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return f"of type {type(value).__name__}"
+        return f"{verb} the class {value.__name__}"
+    return f"{verb} an object of type {type(value).__name__}"
 
 
 def _close(value: object, name: str) -> str:
