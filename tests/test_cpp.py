@@ -123,7 +123,7 @@ def assert_same(given: Any, expected: Any) -> None:
             assert_same(one, other)
 
 
-def test_errors_are_one_line(program: Path, tmp_path: Path) -> None:
+def test_errors_come_without_a_backtrace(program: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [program, tmp_path / "missing.pt", tmp_path / "x.pt", tmp_path / "y.pt"],
         capture_output=True,
@@ -133,6 +133,7 @@ def test_errors_are_one_line(program: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
+    assert "frame #" not in done.stderr
     usage = subprocess.run([program], capture_output=True, text=True, check=False, timeout=60)
     assert usage.returncode == 2
     assert usage.stderr.startswith("usage: ")

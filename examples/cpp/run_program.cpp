@@ -82,6 +82,9 @@ int main(int argc, char** argv) {
   }
   try {
     return run(argv[1], argv[2], argv[3], argc > 4 ? std::stoi(argv[4]) : 3);
+  } catch (const c10::Error& error) {
+    std::cerr << "error: " << error.what_without_backtrace() << '\n';
+    return EXIT_FAILURE;
   } catch (const std::exception& error) {
     std::cerr << "error: " << error.what() << '\n';
     return EXIT_FAILURE;
