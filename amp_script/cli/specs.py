@@ -7,6 +7,7 @@ The grammar, once::
     DTYPE  =  a name in DTYPES; float32 without one
     RANGE  =  "[" LOW "," HIGH ( ")" | "]" )        HIGH excluded or included
     SHAPE  =  SIZE { "x" SIZE }  |  "()"            "()" for a tensor without dimensions
+    SIZE   =  an integer, at least 1
 
 Values are drawn evenly from the range. Without one, floating-point values follow the standard
 normal distribution and bool is either value; integers need a range, because what they index is not
