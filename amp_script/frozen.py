@@ -34,7 +34,7 @@ from amp_script.compatibility import oldest_libtorch, runs_in_lite_interpreter
 from amp_script.compute import Compute, CppModule, Program, bake, choose
 from amp_script.disk import require_room, stored_bytes, to_path
 from amp_script.dtypes import dtype_name
-from amp_script.errors import InputError, StructureError
+from amp_script.errors import ArgumentError, InputError, StructureError
 from amp_script.jit_state import shield
 from amp_script.metadata import EXTRA_FILE, InputSpec, Metadata
 from amp_script.structure import (
@@ -115,13 +115,15 @@ class FrozenModule(RecursiveScriptModule):
             compute: the plan that calls run.
 
         Raises:
-            ValueError: a preserved attribute or method has the name of a member of this class, or
-                there is no such plan for the program.
+            ArgumentError: a preserved attribute or method has the name of a member of this class,
+                or there is no such plan for the program.
         """
         for name in _OWN_NAMES:
             if module._c.hasattr(name) or module._c._has_method(name):
-                raise ValueError(
-                    f"preserved attribute {name!r} would hide FrozenModule.{name}; rename it"
+                raise ArgumentError(
+                    "module",
+                    f"a program whose preserved attribute {name!r} would hide FrozenModule.{name}",
+                    "one with another name for it",
                 )
         cpp_module: CppModule = module._c
         loan = module._loan if isinstance(module, FrozenModule) else _Loan()
@@ -269,15 +271,16 @@ class FrozenModule(RecursiveScriptModule):
             compute: ``"upcast"``; the weights of the copy are in float32.
 
         Raises:
-            ValueError: any other plan: a native program needs nothing, a packed one cannot be
+            ArgumentError: any other plan: a native program needs nothing, a packed one cannot be
                 stored, and a plan that is baked in cannot be taken out.
         """
         if self.metadata.compute == compute:
             return self
         if compute != "upcast":
-            raise ValueError(
-                f"a program cannot be stored with compute={compute!r}: give None to store "
-                f"it as it is ({self.metadata.compute!r}), or 'upcast'"
+            raise ArgumentError(
+                "compute",
+                f"{compute!r:.60}, with which a program cannot be stored",
+                f"None to store it as it is ({self.metadata.compute!r}), or 'upcast'",
             )
         cpp_module = _imported(self.save_to_buffer())
         bake(cpp_module, self.metadata.inputs, choose(compute, self.metadata.device))
@@ -393,9 +396,11 @@ def _program(cpp_module: CppModule, metadata: Metadata, compute: Compute) -> Pro
     plan = choose(compute, metadata.device)
     if metadata.compute != "native":
         if compute not in ("auto", metadata.compute):
-            raise ValueError(
-                f"compute={compute!r}: the program has the plan {metadata.compute!r} baked in; "
-                "save it with compute=None for a file that serves every plan"
+            raise ArgumentError(
+                "compute",
+                repr(compute),
+                f"'auto' or {metadata.compute!r}, the plan that the program has baked in",
+                "Save it with compute=None for a file that serves every plan",
             )
         return None
     if plan.name == "native":

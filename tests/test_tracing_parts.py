@@ -266,7 +266,9 @@ def test_weights_made_in_inference_mode() -> None:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
         model[0].weight[0, 0, 0, 0] = math.nan
     x = torch.rand(2, 3, 8, 8)
-    frozen = amp_script.trace_and_freeze(model, x, dtype=torch.bfloat16, compute="native")
+    frozen = amp_script.trace_and_freeze(
+        model, x, dtype=torch.bfloat16, compute="native", fold_batch_norm=False
+    )
     torch.testing.assert_close(frozen(x), eager(model, x), rtol=0, atol=0, equal_nan=True)
 
 
