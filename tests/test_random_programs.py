@@ -194,11 +194,11 @@ def _run(program: Any, dtypes: list[torch.dtype], grads: list[bool], n: int) -> 
     ]
     try:
         results = program(*inputs, n)
+        loss = sum(result.double().nan_to_num().clamp(-99, 99).sum() for result in results)
+        if loss.requires_grad:
+            loss.backward()
     except (RuntimeError, torch.jit.Error):
         return "raises"
-    loss = sum(result.double().nan_to_num().clamp(-99, 99).sum() for result in results)
-    if loss.requires_grad:
-        loss.backward()
     gradients = [each.grad for each in inputs if each.grad is not None]
     return [each.detach().nan_to_num() for each in (*results, *gradients)]
 

@@ -346,7 +346,8 @@ def _script_objects(modules: Iterable[nn.Module]) -> list[Any]:
         for module in modules
         for part in module.modules()
         for value in vars(part).values()
-        if isinstance(value, torch.ScriptObject)
+        # The C++ module that a ScriptModule stands for is one too, and holds its own.
+        if isinstance(value, torch.ScriptObject) and not isinstance(value, torch._C.ScriptModule)
     ]
 
 
