@@ -217,7 +217,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(start: str) -> No
 def test_where_a_model_fails_is_shown_and_not_where_torch_or_the_command_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tmp_path / "models.py"
+    model = tmp_path / "fails_inside.py"
     model.write_text(
         "import torch\n\n\n"
         "class Net(torch.nn.Sequential):\n"
