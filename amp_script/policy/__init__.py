@@ -15,6 +15,7 @@ from .dispatcher import (
     is_listed,
     listed_operators,
     overload_names,
+    without_autocast,
 )
 from .kinds import Policy, Rule, optional_dtype_arguments
 from .registry import Registration, find, lookup, register
@@ -34,4 +35,5 @@ __all__ = [
     "optional_dtype_arguments",
     "overload_names",
     "register",
+    "without_autocast",
 ]

@@ -29,13 +29,18 @@ def autocast_key(device_type: str) -> str:
         ArgumentError: the device type has no autocast in this torch.
     """
     if not has_autocast(device_type):
-        raise ArgumentError(
-            "device_type",
-            f"{device_type!r}, which has no autocast in torch {torch.__version__}",
-            f"one of {', '.join(autocast_device_types())}",
-        )
+        raise without_autocast(device_type)
     # The method answers for the private backend's own name as well as for "privateuseone".
     return "Autocast" + torch._C._dispatch_key_for_device(device_type)
+
+
+def without_autocast(device_type: str) -> ArgumentError:
+    """The error to raise for a device type without autocast; it names those that have it."""
+    return ArgumentError(
+        "device_type",
+        f"{device_type!r}, which has no autocast in torch {torch.__version__}",
+        f"one of {', '.join(autocast_device_types())}",
+    )
 
 
 def autocast_device_types() -> tuple[str, ...]:

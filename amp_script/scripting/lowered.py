@@ -335,11 +335,7 @@ def _region(device_type: str | None, dtype: torch.dtype | None) -> tuple[str, De
         return None
     device_type = device_type or "cpu"
     if device_type not in policy.autocast_device_types():
-        raise ArgumentError(
-            "device_type",
-            f"{device_type!r}, which has no autocast in torch {torch.__version__}",
-            f"one of {', '.join(policy.autocast_device_types())}",
-        )
+        raise policy.without_autocast(device_type)
     dtype = dtype or torch.get_autocast_dtype(device_type)
     row = ROWS.get(device_type)
     if row is not None and row.dtypes is not None and dtype not in row.dtypes:
