@@ -36,7 +36,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
 
 def _with(name: str, module: object) -> object:
     real = importlib.import_module
-    return lambda wanted: module if wanted == name else real(wanted)
+    # Others import with it meanwhile, such as pydantic, which names the package too.
+    return lambda wanted, *package, **named: (
+        module if wanted == name else real(wanted, *package, **named)
+    )
 
 
 @pytest.mark.parametrize("args", [[], ["--help"]])
